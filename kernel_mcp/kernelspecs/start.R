@@ -6,9 +6,20 @@
 # the square of their number.
 local({
   own <- path.expand("~/.R/library") # the session's packages
-  dir.create(own, recursive = TRUE, showWarnings = FALSE)
   Sys.setenv(R_LIBS_USER = own)
-  .libPaths(c(own, .libPaths()))
+  .libPaths(c(own, .libPaths())) # if it is there
+  put <- function(space, name, value) {
+    unlockBinding(name, space)
+    assign(name, value, space)
+  }
+  install <- utils::install.packages
+  body(install) <- bquote({
+    if (dir.create(.(own), recursive = TRUE, showWarnings = FALSE))
+      .libPaths(c(.(own), .libPaths()))
+    .(body(install))
+  })
+  put(asNamespace("utils"), "install.packages", install)
+  put(as.environment("package:utils"), "install.packages", install)
   for (frame in sys.frames()) if (methods::is(executor <- get0(".self", frame), "Executor")) {
     executor$handle_stdin <- function() {
       message("[nobody can be asked here: the answer is an empty text]")
@@ -60,8 +71,7 @@ local({
       }
     })
     environment(call) <- own
-    unlockBinding("evaluate_call", space)
-    assign("evaluate_call", call, space)
+    put(space, "evaluate_call", call)
   }
   cat("null")
 })

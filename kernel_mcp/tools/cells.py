@@ -208,8 +208,6 @@ def register(box: Toolbox, services: ToolContext) -> None:
     ) -> CallToolResult:
         """Start a fresh kernel: all variables are lost."""
         caller, found = await box.resolve(ctx, session)
-        if packages:
-            found.request.interpreter.require("install")
         lost = await found.reset(
             packages=packages, files=files, progress=progress_of(ctx) or silence
         )
@@ -218,8 +216,9 @@ def register(box: Toolbox, services: ToolContext) -> None:
         loss = lost.loss if lost is not None else None
         names = lost_names(loss) if loss is not None else ""
         place = "is now empty" if files else "is as it was"
-        packages = packages and found.request.interpreter.offers("install")
         dropped = " The packages that had been installed are gone too." if packages else ""
+        if packages and (step := found.request.interpreter.lacking.get("install")):
+            dropped = f" Packages are as they were. {step}"
         return notice_result(
             f"Session {found.handle} has a fresh kernel: all {found.kernel_state.contents} are "
             f"gone.{names} The workspace {place}.{dropped}",
