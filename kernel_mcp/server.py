@@ -141,6 +141,8 @@ async def with_sessions(
         named = await anyio.to_thread.run_sync(named_sources, kernels)
         for each in named:
             stack.push_async_callback(each.aclose)
+        if persistence is not None:
+            persistence.interpreters |= {each.interpreter.name: each.interpreter for each in named}
         sources: dict[str, KernelSource] = {each.interpreter.name: each for each in named}
         if settings.attach:
             sources[ATTACHED] = AttachingSource(settings.attach, masks)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 import anyio
 
@@ -59,6 +60,25 @@ def _unheard(_text: str) -> None:
     """Do nothing: the default of callbacks."""
 
 
+class Snapshots(Protocol):
+    """Dumps of variables by kernels that do not support this server's own requests."""
+
+    async def write(
+        self, path: Path, *, max_bytes: int, leave: Iterable[str], seconds: float
+    ) -> tuple[Mapping[str, Any], int, str]:
+        """Write the variables but those in `leave` to `path`.
+
+        Returns the kernel's description, which is hostile data, and size and checksum of the file.
+        Raises HibernationError, OSError.
+        """
+
+    async def read(self, path: Path, *, leave: Iterable[str], seconds: float) -> Mapping[str, Any]:
+        """Load the variables in `path` but those in `leave`; return the kernel's description.
+
+        Raises HibernationError, OSError.
+        """
+
+
 class Kernel:
     """A kernel that runs one cell at a time.
 
@@ -67,6 +87,8 @@ class Kernel:
 
     extended = True
     """True if it supports this server's own requests; False if only those of Jupyter."""
+    snapshots: Snapshots | None = None
+    """Dumps of its variables, if it does not support the requests of this server for them."""
     place = ""
     """Address of an external kernel, as passed to `create_session` in `attach`."""
 

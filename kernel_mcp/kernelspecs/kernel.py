@@ -7,6 +7,7 @@ import contextlib
 import fnmatch
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -18,6 +19,7 @@ from kernel_mcp.kernels.kernel import DRAIN_S
 from kernel_mcp.kernels.message_codec import Message, whole_number
 from kernel_mcp.kernels.run import Run
 from kernel_mcp.kernelspecs.languages import LANGUAGES, Language, filled
+from kernel_mcp.kernelspecs.snapshots import FileSnapshots
 from kernel_mcp.kernelspecs.spec import Kernelspec
 from kernel_mcp.output.items import Stream
 from kernel_mcp.output.text import one_line
@@ -30,12 +32,16 @@ _LANGUAGE_FIELDS = ("name", "version", "file_extension", "mimetype")
 class SpecKernel(JupyterKernel):
     """The kernel of a kernel spec."""
 
-    def __init__(self, *arguments: Any, spec: Kernelspec, **named: Any) -> None:
-        """See `Kernel`."""
+    def __init__(
+        self, *arguments: Any, spec: Kernelspec, workspace: Path, seen_at: str, **named: Any
+    ) -> None:
+        """See `Kernel`; it sees the folder `workspace` at the path `seen_at`."""
         self.spec = spec
         self._language = LANGUAGES.get(spec.language.lower(), Language())
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         super().__init__(*arguments, **named)
+        if (code := self._language.dump) is not None:
+            self.snapshots = FileSnapshots(code, self.evaluate, workspace, seen_at)
 
     def _open(self, listener: ChannelListener) -> KernelChannels:
         sockets = self.handle.sockets

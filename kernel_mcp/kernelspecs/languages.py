@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from importlib.resources import files
 
+from kernel_mcp.kernelspecs.snapshots import R_READ, R_WRITE, DumpCode
 from kernel_mcp.policy import Policy
 from kernel_mcp.policy.missing import advice
 from kernel_mcp.records import dataclass
@@ -43,6 +44,7 @@ class Language:
     installs   code that installs package NAME
     unfound    matches an error about a package that is not installed, in its first group
     unreached  matches a message about a host that cannot be reached
+    dump       writes and reads dumps of variables
     """
 
     start: str = ""
@@ -54,6 +56,7 @@ class Language:
     installs: str = ""
     unfound: re.Pattern[str] | None = None
     unreached: re.Pattern[str] | None = None
+    dump: DumpCode | None = None
 
     def advice(self, text: str, policy: Policy) -> str:
         """Return advice on what an error or a warning says that is missing; empty for none."""
@@ -148,6 +151,7 @@ LANGUAGES: Mapping[str, Language] = {
         installs='install.packages("NAME")',
         unfound=re.compile(r"there is no package called .([\w.]{1,100})"),
         unreached=re.compile(r"unable to access index for|cannot open URL '|not resolve host"),
+        dump=DumpCode(_r(R_WRITE), _r(R_READ)),
     )
 }
 """The known languages, by the lower-case name in a kernel spec."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import anyio
@@ -61,7 +62,12 @@ def interpreter_of(spec: Kernelspec) -> Interpreter:
             "Run the code: most kernels report a syntax error before they run it."
         )
     return Interpreter(
-        spec.name, spec.display_name, checks=True, notebook=spec.notebook, lacking=lacking
+        spec.name,
+        spec.display_name,
+        saves=language.dump is not None,
+        checks=True,
+        notebook=spec.notebook,
+        lacking=lacking,
     )
 
 
@@ -76,13 +82,15 @@ class SpecSource:
         factory: KernelFactory,
         launcher: Launcher,
         masks: Masks,
+        seen_at: Callable[[Path], str],
         variables: Sequence[tuple[str, str]] = (),
     ) -> None:
         """Raises ConfigError.
 
         `factory` has the environment of the program that starts the kernel.
 
-        Kernels have `variables` besides those of the settings.
+        Kernels see a workspace at the path that
+        `seen_at` returns, and have `variables` besides those of the settings.
         """
         self._spec = read_kernelspec(named)
         self.interpreter = interpreter_of(self._spec)
@@ -91,6 +99,7 @@ class SpecSource:
         self._factory = factory
         self._launcher = launcher
         self._masks = masks
+        self._seen_at = seen_at
         self._variables = tuple(variables)
         self._floods = Floods()
 
@@ -121,6 +130,8 @@ class SpecSource:
             masks=self._masks,
             floods=self._floods,
             spec=spec,
+            workspace=request.workspace,
+            seen_at=self._seen_at(request.workspace),
         )
         try:
             await kernel.ready(START_TIMEOUT_S)

@@ -105,6 +105,8 @@ class ForkedSave:
         With `whole` it writes all variables or nothing. Without `hurry` it has the lowest priority.
         Raises UnfitToFork, HibernationError.
         """
+        if kernel.snapshots is not None:
+            raise UnfitToFork("only this server's own Python kernels are forked")
         self._spared.add(kernel.handle.pid)
         content = {
             "max_bytes": max_bytes,

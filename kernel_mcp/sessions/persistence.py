@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
     from kernel_mcp.kernels.factory import KernelRequest
+from kernel_mcp.kernels.interpreter import PYTHON, Interpreter
 
 logger = logging.getLogger(__name__)
 
@@ -134,6 +135,8 @@ class Persistence:
         self._grants = grants
         self._settings = settings
         self._permits = permits
+        self.interpreters: dict[str, Interpreter] = {PYTHON.name: PYTHON}
+        """The interpreters of this server, by name."""
 
     def key(
         self, principal: str, name: str, *, default: bool, handle: str = ""
@@ -189,6 +192,11 @@ class Persistence:
         that are not allowed, and for a Python that cannot load the variables. Blocking.
         """
         asked, then = saved.asked, minor(saved.python[0])
+        network, limits = self._former(request, saved)
+        request = dataclasses.replace(request, network=network, limits=limits)
+        interpreter = self._interpreter(request, saved)
+        if interpreter is not PYTHON:
+            return dataclasses.replace(request, interpreter=interpreter)
         if saved.dump and request.python[:1].isdigit() and minor(request.python) != then:
             raise HibernationError(
                 f"its variables are those of Python {then}, and this session is to have "
@@ -203,16 +211,37 @@ class Persistence:
         packages = request.packages
         if not packages and asked.get("packages"):
             packages = self._permits([str(each) for each in asked["packages"]])
-        network, limits = request.network, request.limits
+        return dataclasses.replace(request, python=python, packages=packages)
+
+    def _interpreter(self, request: KernelRequest, saved: Saved) -> Interpreter:
+        """Return the interpreter of a persisted session. Raises HibernationError for another one.
+
+        A session that has no variables may get any.
+        """
+        name, wanted = str(saved.asked.get("interpreter") or ""), request.interpreter
+        if name == wanted.name or (wanted is not PYTHON and not saved.dump):
+            return wanted
+        found = self.interpreters.get(name)
+        if found is None:
+            raise HibernationError(f"it ran the kernel {name!r}, which --kernel does not name now")
+        if wanted is not PYTHON:
+            raise HibernationError(
+                f"it ran {found.language}, and this session is to have {wanted.language}"
+            )
+        return found
+
+    def _former(
+        self, request: KernelRequest, saved: Saved
+    ) -> tuple[tuple[str, ...] | None, Limits | None]:
+        """Return the hosts and limits of a persisted session, without those no longer allowed."""
+        asked, network, limits = saved.asked, request.network, request.limits
         if network is None and asked.get("network") is not None:
             own = self._settings.network
             before = map(str, asked["network"])
             network = tuple(each for each in before if "*" in own or each in own)
         if limits is None and asked.get("limits") is not None:
             limits = _within(asked["limits"], self._settings.limits)
-        return dataclasses.replace(
-            request, python=python, packages=packages, network=network, limits=limits
-        )
+        return network, limits
 
     def timeout_s(self, saved: Saved) -> float:
         """Return the time limit of cells that the session had requested, in seconds; 0 for none.
@@ -237,15 +266,16 @@ class Persistence:
 
         It is the reason why the variables are held back.
         """
-        if "/" not in self._settings.python or saved.asked.get("python"):
+        own = not (saved.asked.get("python") or saved.asked.get("interpreter"))
+        if "/" not in self._settings.python or not own:
             return ""
         try:
-            own = self._own_python()
+            version = self._own_python()
         except EnvironmentBuildError:
             return ""  # the start of a kernel reports it
-        if not own or minor(own) == minor(saved.python[0]):
+        if not version or minor(version) == minor(saved.python[0]):
             return ""
-        return _MOVED.format(minor(saved.python[0]), self._settings.python, own)
+        return _MOVED.format(minor(saved.python[0]), self._settings.python, version)
 
     def _to_restore(self, entry: StoreEntry, *, resume: bool) -> LookupResult:
         saved = entry.saved
@@ -371,6 +401,7 @@ def saved_of(
     limits = request.limits
     asked = {
         "python": request.python,
+        "interpreter": request.interpreter.name,
         "packages": [str(each) for each in request.packages],
         "network": None if request.network is None else [*request.network],
         "limits": None if limits is None else dataclasses.asdict(limits),

@@ -140,7 +140,7 @@ class Dump:
             variables=descriptions(reply.get("variables")),
             stored=_names(reply.get("stored")),
             changed=_changes(reply),
-            files=_names(reply.get("files")),
+            files=_names(reply.get("files", [])),
             groups=_groups(reply.get("groups", [])),
             checksum=checksum,
         )
@@ -214,6 +214,11 @@ async def take(
     for a fault of the kernel, OSError.
     """
     seconds = seconds or SECONDS
+    if (own := kernel.snapshots) is not None:
+        said, written, checksum = await own.write(
+            path, max_bytes=max_bytes, leave=leave, seconds=PASSES * seconds
+        )
+        return Dump.of(path, written, said, checksum)
     content: dict[str, Any] = {
         "max_bytes": max_bytes,
         "seconds": seconds,
@@ -239,6 +244,9 @@ async def take(
 
 async def give(kernel: Kernel, dump: Dump, leave: Iterable[str] = ()) -> Loaded:
     """Load a dump into `kernel`. Raises HibernationError for a fault of the kernel, OSError."""
+    if (own := kernel.snapshots) is not None:
+        seconds = 2 * SECONDS + ANSWER_S + dump.size / PIPED_PER_S
+        return _loaded(await own.read(dump.path, leave=leave, seconds=seconds), dump)
     async with handed_over(kernel, dump):
         return await load(kernel, dump, leave=leave)
 
@@ -309,12 +317,16 @@ async def load(kernel: Kernel, dump: Dump, *, count: int = 0, leave: Iterable[st
         "files": list(dump.files),
     }
     seconds = 2 * SECONDS + ANSWER_S + dump.size / PIPED_PER_S
-    reply = (await _ask(kernel, "kernel_mcp_load_request", content, seconds)).content
+    return _loaded((await _ask(kernel, "kernel_mcp_load_request", content, seconds)).content, dump)
+
+
+def _loaded(reply: Mapping[str, Any], dump: Dump) -> Loaded:
+    """Return the result in a kernel's reply. Raises HibernationError if it is malformed."""
     return Loaded(
         names=_names(reply.get("names")),
-        lost=_reasons(reply.get("lost")),
-        behind=_names(reply.get("behind")),
-        missing=tuple(path for path in _names(reply.get("missing")) if path in dump.files),
+        lost=_reasons(reply.get("lost", {})),
+        behind=_names(reply.get("behind", [])),
+        missing=tuple(path for path in _names(reply.get("missing", [])) if path in dump.files),
     )
 
 

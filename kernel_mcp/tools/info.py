@@ -137,9 +137,10 @@ def _of_interpreter(info: ServerInfo, session: Session) -> ServerInfo:
         "listed_by": [],
         "policy": "nothing is refused",
         "allowed_imports": ["*"],
-        "kept": f"nothing: variables of {interpreter.language} are not saved",
         "problem": "",
     }
+    if not interpreter.saves:
+        update["kept"] = f"nothing: variables of {interpreter.language} are not saved"
     if interpreter.place:
         unlimited = {"memory_mb": 0, "cpu_s": 0.0, "cpus": 0.0, "processes": 0, "disk_mb": 0}
         update |= {

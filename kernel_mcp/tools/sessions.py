@@ -264,11 +264,11 @@ async def _with_kernel(
     which = "handle or the name" if opened.name else "handle"
     about = ATTACHED
     if not interpreter.external:
+        where = f"at {interpreter.place}, outside" if interpreter.place else "in"
         lacking = ", ".join(interpreter.lacking)
-        about = (
-            f"It runs {_language(opened)}, in the sandbox. Not available: {lacking}. It is neither "
-            "hibernated nor kept for the next server."
-        )
+        about = f"It runs {_language(opened)}, {where} the sandbox. Not available: {lacking}."
+        if not interpreter.saves:
+            about += " It is neither hibernated nor kept for the next server."
     note = f"Pass the {which} as `session`. {about}{own_words(limits, limit_s)}"
     return with_pending(
         SessionHandle(session=opened.handle, name=opened.name, note=note), opened, ()

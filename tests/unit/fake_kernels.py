@@ -47,6 +47,7 @@ class FakeKernel:
     """Runs `name = value`, `say text`, `raise text`, and, until it is interrupted, `wait`."""
 
     extended = True
+    snapshots = None
     place = ""
     environment = KernelEnvironment(Path("python"), ())
     policy = Policy(frozenset(), allow_all=True)

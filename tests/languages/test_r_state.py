@@ -1,0 +1,134 @@
+"""Variables of R outlive its kernel and the server, or are reported as lost."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+import pytest
+from mcp.client import Client
+
+from tests.integration.agent import Agent, command, lost
+from tests.languages.kernels import kernel_flag
+
+pytestmark = pytest.mark.anyio
+
+DEFINED = """
+x <- 1:5; df <- data.frame(a = 1:3); f <- function(n) n + x[1]
+e <- new.env(); e$v <- 7; g <- e
+con <- textConnection("a"); makeActiveBinding("act", function() 42, environment())
+library(tools); set.seed(1); runif(1)
+"""
+BACK = """
+print(x); print(df$a); print(f(1)); g$v <- 8; print(e$v)
+print(c(exists("con"), exists("act"), "tools" %in% .packages())); runif(1)
+"""
+
+
+@pytest.fixture
+def state() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(dir="/tmp") as path:
+        yield Path(path)
+
+
+@asynccontextmanager
+async def server(state: Path, *flags: str, r: bool = True) -> AsyncIterator[Agent]:
+    """A client of a server that keeps its sessions in `state`."""
+    kernel = ("--kernel", kernel_flag("r")) if r else ()
+    given = ("--state-dir", str(state), "--warm", "0", "--no-template", *kernel, *flags)
+    kept = {"KERNEL_MCP_PERSIST": "1G,1d"}
+    async with Client(command(*given, env=kept)) as client:
+        yield Agent(client)
+
+
+async def opened(notebook: Agent) -> Agent:
+    """The same client, whose session `r` has begun."""
+    answer = await notebook.call("create_session", name="r", language="r")
+    assert not answer.failed, answer.text
+    return notebook
+
+
+def check(back: str) -> None:
+    lines = [line.split(" ", 1)[1] for line in back.splitlines() if line.startswith("[1]")]
+    assert lines[:5] == ["1 2 3 4 5", "1 2 3", "2", "8", "FALSE FALSE  TRUE"]
+    assert lines[5].startswith("0.372")  # the generator of random numbers goes on
+
+
+async def test_the_next_server_has_them_and_names_what_it_has_not(state: Path) -> None:
+    async with server(state) as notebook:
+        await (await opened(notebook)).run(DEFINED, session="r")
+    async with server(state) as notebook:
+        answer = await notebook.run(BACK, session="r")
+        check(answer.text)
+        assert "Continued from" in answer.text
+        assert sorted(lost(answer)) == ["act", "con"]
+        assert "con (it is an open connection)" in answer.text
+        about = await notebook.call("list_files", session="r")
+        assert ".kernel-mcp" not in about.text
+
+
+async def test_a_server_without_that_kernel_keeps_them_for_one_that_has_it(state: Path) -> None:
+    async with server(state) as notebook:
+        await (await opened(notebook)).run("x <- 41", session="r")
+    async with server(state, r=False) as notebook:
+        answer = await notebook.run("1", session="r")
+        assert "it ran the kernel 'r', which --kernel does not name now" in answer.text
+    async with server(state) as notebook:
+        assert "42" in (await notebook.run("x + 1", session="r")).text
+
+
+async def test_an_idle_session_is_hibernated_and_comes_back(state: Path) -> None:
+    async with server(state, "--idle-timeout", "1s") as notebook:
+        await (await opened(notebook)).run("x <- 41", session="r")
+        while (await notebook.call("list_sessions")).data["sessions"][0]["state"] != "hibernated":
+            await anyio.sleep(0.2)
+        listed = await notebook.call("list_variables", session="r")
+        assert [each["name"] for each in listed.data["variables"]] == ["x"]
+        answer = await notebook.run("x + 1", session="r")
+        assert "[1] 42" in answer.text
+        assert "had been hibernated" in answer.text
+
+
+async def test_one_that_would_lose_something_stays_awake(state: Path) -> None:
+    async with server(state, "--idle-timeout", "1s", "--max-sessions", "2") as notebook:
+        await (await opened(notebook)).run("con <- textConnection('a'); x <- 1", session="r")
+        await notebook.run("1")
+        for name in ("a", "b"):  # these need its room
+            assert not (await notebook.call("create_session", name=name)).failed
+        answer = await notebook.run("x", session="r")
+        assert "[1] 1" in answer.text
+        assert lost(answer) == ["con"]
+
+
+async def test_what_does_not_fit_is_named(state: Path) -> None:
+    async with server(state, "--persist", "20M,1d") as notebook:
+        await (await opened(notebook)).run("big <- numeric(5e6); x <- 1", session="r")
+    async with server(state, "--persist", "20M,1d") as notebook:
+        answer = await notebook.run("x", session="r")
+        assert "[1] 1" in answer.text
+        assert lost(answer) == ["big"]
+
+
+async def test_a_killed_kernel_goes_back_to_its_last_save(state: Path) -> None:
+    async with server(state) as notebook:
+        await (await opened(notebook)).run("x <- 41", session="r")
+        while not any(state.glob("kept/**/variables-*")):
+            await anyio.sleep(0.2)
+        died = await notebook.run("tools::pskill(Sys.getpid(), 9)", session="r")
+        assert died.status == "killed"
+        assert "[1] 42" in (await notebook.run("x + 1", session="r")).text
+
+
+async def test_a_session_of_r_is_not_taken_for_one_of_python(state: Path) -> None:
+    async with server(state) as notebook:
+        await notebook.call("create_session", name="r")
+        await notebook.run("x = 1", session="r")
+    async with server(state) as notebook:
+        answer = await notebook.call("create_session", name="r", language="r")
+        told = await notebook.run("1", session="r")
+        assert "it ran Python, and this session is to have R" in answer.text + told.text
+    async with server(state) as notebook:
+        assert (await notebook.run("x", session="r")).text.startswith("1")
