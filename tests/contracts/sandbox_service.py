@@ -12,8 +12,14 @@ from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 INTERPRETER = r"""
-import ast, contextlib, json, sys, traceback
-out, space = sys.stdout, {}
+import ast, json, signal, sys, traceback
+out, space, runs = sys.stdout, {}, False
+def interrupt(number, frame):
+    global runs
+    if runs:
+        runs = False
+        raise KeyboardInterrupt
+signal.signal(signal.SIGINT, interrupt)
 def say(**event):
     out.write(json.dumps(event) + "\n")
     out.flush()
@@ -28,13 +34,17 @@ for line in sys.stdin:
     try:
         tree = ast.parse(json.loads(line))
         last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+        runs = True
         exec(compile(tree, "cell", "exec"), space)
         if last is not None:
             value = eval(compile(ast.Expression(last.value), "cell", "eval"), space)
+            runs = False
             if value is not None: say(type="result", data={"text/plain": repr(value)})
     except BaseException as error:
+        runs = False
         say(type="error", name=type(error).__name__, value=str(error),
             traceback=traceback.format_exc())
+    runs = False
     say(type="end")
 """
 

@@ -52,7 +52,7 @@ class Forks:
     def __init__(self, sends: bytes, **reply: Any) -> None:
         self.handle = self
         self.exit = None
-        self.pid = 1
+        self.pid, self.snapshots = 1, None
         self._sends = sends
         self._reply = {"status": "ok", "unfit": "", **reply}
 
