@@ -13,6 +13,7 @@ from kernel_mcp.environments.uv import ProgressCallback
 from kernel_mcp.errors import KernelMcpError, LaunchError
 from kernel_mcp.kernels.factory import KernelRequest
 from kernel_mcp.kernels.interpreter import Interpreter
+from kernel_mcp.notebooks.metadata import notebook_of
 from kernel_mcp.output.text import Masks
 from kernel_mcp.policy import Policy
 
@@ -58,6 +59,7 @@ class BackendSource:
             name,
             backend.language,
             place=backend.place,
+            notebook=notebook_of(backend.language),
             lacking={**LACKING, **backend.lacking},
         )
 

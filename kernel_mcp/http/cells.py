@@ -5,6 +5,7 @@ from __future__ import annotations
 import mimetypes
 import re
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -63,7 +64,8 @@ class Cells:
                 caller, request.path_params["handle"]
             )
             shown: Any = self._shown if self._context.masks else bytes
-            pieces = filter(None, notebook_pieces(cells, undone=cells.undone, shown=shown))
+            write = partial(notebook_pieces, undone=cells.undone, metadata=cells.notebook)
+            pieces = filter(None, write(cells, shown=shown))
             return StreamedResponse(
                 200,
                 {

@@ -4,18 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import field
-from types import MappingProxyType
 from typing import Any
 
 from kernel_mcp.errors import InputError
+from kernel_mcp.notebooks.metadata import PYTHON_METADATA
 from kernel_mcp.records import dataclass
-
-PYTHON_METADATA: Mapping[str, Any] = MappingProxyType(
-    {
-        "kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"},
-        "language_info": {"name": "python", "file_extension": ".py"},
-    }
-)
 
 
 @dataclass(frozen=True, slots=True)

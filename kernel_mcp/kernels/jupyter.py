@@ -13,6 +13,8 @@ from kernel_mcp.kernels.channels import Channel
 from kernel_mcp.kernels.kernel import Kernel
 from kernel_mcp.kernels.message_codec import Message
 from kernel_mcp.kernels.run import CROWDED, Run, Sink
+from kernel_mcp.notebooks.metadata import notebook_of
+from kernel_mcp.output.text import one_line
 from kernel_mcp.units import MIB
 
 AGAIN_S = 0.5
@@ -21,6 +23,8 @@ MANY_MESSAGES = 500
 """Half of those that may wait in a PUB socket, which drops the next ones (ZMQ_SNDHWM)."""
 MANY_S = 1.0
 """Seconds within which so many messages mean that some may have been dropped."""
+LANGUAGE_FIELDS = ("name", "version", "file_extension", "mimetype")
+FIELD_CHARS = 80
 MOST_EVALUATED = 4 * MIB
 """Maximum characters of the output of a hidden cell."""
 BETWEEN = "This is possible between cells alone: call wait, then this."
@@ -68,6 +72,15 @@ class JupyterKernel(Kernel):
         """The kernel's description of its language; hostile data."""
         found = self.info.get("language_info")
         return found if isinstance(found, dict) else {}
+
+    @property
+    def notebook_metadata(self) -> Mapping[str, Any]:
+        """See `Kernel`."""
+        known = self.language_info
+        fields = [each for each in LANGUAGE_FIELDS if isinstance(known.get(each), str)]
+        info = {each: one_line(known[each])[:FIELD_CHARS] for each in fields}
+        notebook = notebook_of(info.get("name", ""))
+        return {**notebook, "language_info": {**notebook["language_info"], **info}}
 
     async def ask(self, kind: str, content: dict[str, Any], *, timeout: float) -> dict[str, Any]:
         """See `Kernel`. Raises LaunchError also for requests that are not Jupyter's."""

@@ -14,7 +14,6 @@ import anyio
 from kernel_mcp.barriers import Barrier
 from kernel_mcp.errors import LaunchError, Uncopyable
 from kernel_mcp.kernels.channels import Channel, ChannelListener, Channels, Floods, KernelChannels
-from kernel_mcp.kernels.interpreter import PYTHON_METADATA
 from kernel_mcp.kernels.known_names import KnownNames
 from kernel_mcp.kernels.message_codec import (
     Message,
@@ -26,6 +25,7 @@ from kernel_mcp.launch.base import KernelEnvironment
 from kernel_mcp.launch.checkpoint import Checkpoint
 from kernel_mcp.launch.process import KernelProcess
 from kernel_mcp.linux.proc import ExitStatus
+from kernel_mcp.notebooks.metadata import PYTHON_METADATA
 from kernel_mcp.output.items import Event, Redactor, Stream
 from kernel_mcp.output.text import Masks, one_line
 from kernel_mcp.policy import Policy

@@ -26,7 +26,6 @@ from kernel_mcp.output.text import one_line
 
 TEXT_CHARS = 80
 ERROR_CHARS = 500
-_LANGUAGE_FIELDS = ("name", "version", "file_extension", "mimetype")
 
 
 class SpecKernel(JupyterKernel):
@@ -96,14 +95,8 @@ class SpecKernel(JupyterKernel):
     @property
     def notebook_metadata(self) -> Mapping[str, Any]:
         """See `Kernel`."""
-        info = self.language_info
-        language = {
-            field: info[field][:TEXT_CHARS]
-            for field in _LANGUAGE_FIELDS
-            if isinstance(info.get(field), str)
-        }
-        notebook = self.spec.notebook
-        return {**notebook, "language_info": {**notebook["language_info"], **language}}
+        info = super().notebook_metadata["language_info"]
+        return {**self.spec.notebook, "language_info": info}
 
     def interrupt(self, *, alone: bool = False) -> None:
         """See `Kernel`; by a message if the kernel spec says so."""

@@ -15,6 +15,7 @@ from typing import Any
 from kernel_mcp.errors import NotebookError
 from kernel_mcp.notebooks import jsontext
 from kernel_mcp.notebooks.jsontext import JsonSpan, dumped, joined, lines, members
+from kernel_mcp.notebooks.metadata import PYTHON_METADATA, language_of, object_of
 from kernel_mcp.output.markup import NotJson, utf8
 from kernel_mcp.output.text import one_line
 from kernel_mcp.records import dataclass
@@ -29,15 +30,6 @@ _CHARACTER = re.compile(r"character ([\d,]{1,12})")
 _BOM = "\ufeff"
 _MINOR = 5
 """The first minor version of nbformat 4 in which cells have ids."""
-_NEW = {
-    "cells": [],
-    "metadata": {
-        "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
-        "language_info": {"file_extension": ".py", "name": "python"},
-    },
-    "nbformat": 4,
-    "nbformat_minor": _MINOR,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,9 +142,11 @@ class NotebookDocument:
         raise NotebookError(f"{path!r} is no notebook that can be read: {reason}.")
 
     @classmethod
-    def new(cls) -> NotebookDocument:
+    def new(cls, metadata: Mapping[str, Any] = PYTHON_METADATA) -> NotebookDocument:
         """Return a notebook without cells."""
-        return cls(json.dumps(_NEW, indent=1) + "\n")
+        own = {"cells": [], "metadata": dict(metadata)}
+        made = {**own, "nbformat": 4, "nbformat_minor": _MINOR}
+        return cls(json.dumps(made, indent=1, sort_keys=True) + "\n")
 
     @property
     def has_ids(self) -> bool:
@@ -162,25 +156,16 @@ class NotebookDocument:
     @property
     def language(self) -> str:
         """Name of the language of its code, such as Python or R; empty if the file names none."""
-        metadata = self._known.get("metadata")
-        metadata = metadata if isinstance(metadata, dict) else {}
-        spec, info = (
-            each if isinstance(each := metadata.get(name), dict) else {}
-            for name in ("kernelspec", "language_info")
-        )
-        for given in (spec.get("language"), info.get("name")):
-            if isinstance(given, str) and given.strip():
-                return _language(given)
-        kernels = (spec.get("name"), spec.get("display_name"))
-        return next(filter(None, map(_language_of_kernel, kernels)), "")
+        return language_of(self._known.get("metadata"))
 
-    def check_python(self) -> None:
-        """Raise NotebookError if its code is in another language than Python."""
-        if self.language not in ("", _PYTHON):
-            raise NotebookError(
-                f"{self._path!r} is a notebook of {self.language}, and cells run as Python here: "
-                "nothing was run or written. read_notebook and edit_notebook work on it."
-            )
+    @property
+    def kernel(self) -> object:
+        """Name of the kernel spec that the file names; None for none."""
+        return object_of(object_of(self._known.get("metadata")).get("kernelspec")).get("name")
+
+    def is_of(self, metadata: Mapping[str, Any]) -> bool:
+        """Return True if it names the language of this metadata, or none."""
+        return self.language in ("", language_of(metadata))
 
     def bytes(self) -> bytes:
         """Return the content of its file."""
@@ -307,54 +292,6 @@ class NotebookDocument:
                 f"it has format {version!r} and only 4 can be opened; convert it first, for "
                 "example with `jupyter nbconvert --to notebook --nbformat 4`"
             )
-
-
-_PYTHON = "Python"
-_LANGUAGES = {"r": "R", "c++": "C++", "c#": "C#", "f#": "F#", "sql": "SQL"} | {
-    "javascript": "JavaScript",
-    "typescript": "TypeScript",
-    "matlab": "MATLAB",
-}
-_KERNELS = {
-    **dict.fromkeys(("ir", "irkernel", "r", "xr"), "R"),
-    **dict.fromkeys(("julia", "ijulia"), "Julia"),
-    **dict.fromkeys(("bash", "zsh", "sh", "calysto_bash"), "Bash"),
-    **dict.fromkeys(("deno", "javascript", "ijavascript", "jslab", "tslab"), "JavaScript"),
-    **dict.fromkeys(("xcpp", "cpp", "cling"), "C++"),
-    **dict.fromkeys(("ruby", "iruby"), "Ruby"),
-    **dict.fromkeys(("sql", "xsql"), "SQL"),
-    **dict.fromkeys(("octave", "xoctave"), "Octave"),
-    **dict.fromkeys(("scala", "almond"), "Scala"),
-    **dict.fromkeys(("rust", "evcxr"), "Rust"),
-    **dict.fromkeys(("gophernotes", "gonb"), "Go"),
-    **dict.fromkeys(("haskell", "ihaskell"), "Haskell"),
-    "matlab": "MATLAB",
-    "sagemath": "Sage",
-    "kotlin": "Kotlin",
-    ".net-csharp": "C#",
-    ".net-fsharp": "F#",
-    ".net-powershell": "PowerShell",
-}
-"""Languages by the names of their kernels, without version, where a file names only the kernel."""
-
-
-def _language(given: str) -> str:
-    """Return the usual spelling of a language's name."""
-    name = one_line(given.strip(), 40)
-    plain = name.lower()
-    if plain.removeprefix("i").startswith("python"):
-        return _PYTHON
-    return _LANGUAGES.get(plain, name if name[:1].isupper() else name.capitalize())
-
-
-def _language_of_kernel(given: object) -> str:
-    """Return the language of the kernel with this name; empty for an unknown one."""
-    name = given.strip().lower()[:80] if isinstance(given, str) else ""
-    words = name.replace("-", " ").split()
-    word = words[0].rstrip("0123456789.") if words else ""
-    if word.lstrip("ix").startswith("python"):
-        return _PYTHON
-    return _KERNELS.get(name) or _KERNELS.get(word, "")
 
 
 def code_cell(name: str, source: str, outputs: Sequence[Any], count: int | None) -> dict[str, Any]:

@@ -10,13 +10,14 @@ import errno
 import os
 import stat
 import time
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 from kernel_mcp.errors import NotebookError, WorkspaceError
 from kernel_mcp.files.streams import Changed, tag_of
 from kernel_mcp.files.workspace import Workspace
 from kernel_mcp.notebooks.document import MOST_BYTES, NotebookDocument
+from kernel_mcp.notebooks.metadata import PYTHON_METADATA, language_of
 
 TRIES = 20
 """Attempts to change a file that another program keeps changing."""
@@ -37,16 +38,22 @@ class NotebookFile:
     """
 
     def __init__(
-        self, workspace: Workspace, path: str, wrote: Callable[[str, int, bytes], None]
+        self,
+        workspace: Workspace,
+        path: str,
+        wrote: Callable[[str, int, bytes], None],
+        metadata: Mapping[str, Any] = PYTHON_METADATA,
     ) -> None:
         """`wrote` is called with path, size and content of each saved version.
 
+        `metadata` has the fields `kernelspec` and `language_info` of the kernel that runs cells.
         Raises NotebookError for a name that does not end in `SUFFIX`.
         """
         if not path.endswith(SUFFIX):
             raise NotebookError(f"{path!r} is no name for a notebook: let it end in {SUFFIX}.")
         self._workspace = workspace
         self._wrote = wrote
+        self._metadata = metadata
         self.path = workspace.name_of(path)
 
     def read(self) -> NotebookDocument:
@@ -94,8 +101,21 @@ class NotebookFile:
         except WorkspaceError as missing:
             if missing.code != errno.ENOENT:
                 raise
-            return self._put(NotebookDocument.new().bytes(), "")
+            return self._put(NotebookDocument.new(self._metadata).bytes(), "")
         return False
+
+    def check_language(self, document: NotebookDocument) -> None:
+        """Raise NotebookError if its code is in another language than the kernel's."""
+        if not document.is_of(self._metadata):
+            raise NotebookError(self.refusal(document))
+
+    def refusal(self, document: NotebookDocument) -> str:
+        """Return the reason why a notebook in another language is not run."""
+        return (
+            f"{self.path!r} is a notebook of {document.language}, and cells run as "
+            f"{language_of(self._metadata)} here: nothing was run or written. read_notebook and "
+            "edit_notebook work on it."
+        )
 
     def check_writable(self) -> None:
         """Raise WorkspaceError or NotebookError if the file cannot be written."""

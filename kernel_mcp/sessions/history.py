@@ -16,6 +16,7 @@ from typing import Any, overload
 import anyio
 
 from kernel_mcp.barriers import Barrier, run_in_thread
+from kernel_mcp.kernels.interpreter import PYTHON
 from kernel_mcp.kernels.run import CellUsage
 from kernel_mcp.linux.pipes import checksum
 from kernel_mcp.linux.safe_tree import remove_tree
@@ -170,6 +171,8 @@ class History(Sequence[Cell]):
         self._ended = 0
         self.undone: set[int] = set()
         """Numbers of cells that were undone."""
+        self.notebook = PYTHON.notebook
+        """The fields `kernelspec` and `language_info` of notebooks with these cells."""
         self._emptied = 0
         """The output files of cells up to this number have been removed."""
         self._begin = 0

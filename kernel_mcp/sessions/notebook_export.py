@@ -16,6 +16,7 @@ from itertools import islice
 from typing import Any
 
 from kernel_mcp.errors import NotebookError
+from kernel_mcp.notebooks.metadata import PYTHON_METADATA
 from kernel_mcp.output.bundles import FOR_VIEWS, Representation
 from kernel_mcp.output.fallback import or_fallback
 from kernel_mcp.output.items import DisplayItem, FailureItem, GapItem, Item, StreamName, TextItem
@@ -46,14 +47,18 @@ _FULL = "the notebook is full"
 
 
 def notebook(
-    cells: Sequence[Cell], most: int = FILE_BYTES, *, undone: Container[int] = ()
+    cells: Sequence[Cell],
+    most: int = FILE_BYTES,
+    *,
+    undone: Container[int] = (),
+    metadata: Mapping[str, Any] = PYTHON_METADATA,
 ) -> bytes:
     """Return the cells as an .ipynb file of at most `most` bytes. Blocking: run it in a thread.
 
-    Cells whose numbers are in `undone` are tagged as undone.
+    Cells whose numbers are in `undone` are tagged as undone. `metadata` are those of the notebook.
     """
     written = BytesIO()
-    for piece in notebook_pieces(cells, most, undone=undone):
+    for piece in notebook_pieces(cells, most, undone=undone, metadata=metadata):
         written.write(piece)
     return written.getvalue()
 
@@ -75,6 +80,7 @@ def notebook_pieces(
     most: int = sys.maxsize,
     *,
     undone: Container[int] = (),
+    metadata: Mapping[str, Any] = PYTHON_METADATA,
     shown: Callable[[bytes], bytes] = bytes,
 ) -> Iterator[bytes]:
     """Yield the file of `notebook` cell by cell; `shown` transforms each cell's JSON. Blocking."""
@@ -92,9 +98,7 @@ def notebook_pieces(
         yield b",\n" if written else b""
         yield _left_out(written + 1, count)
     yield b"],\n"
-    kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
-    language = {"name": "python", "file_extension": ".py"}
-    yield b'"metadata":%b,' % compact({"kernelspec": kernel, "language_info": language})
+    yield b'"metadata":%b,' % compact(dict(metadata))
     yield b'"nbformat":4,"nbformat_minor":5}\n'
 
 

@@ -17,6 +17,7 @@ from kernel_mcp.files.workspace import Workspace
 from kernel_mcp.records import dataclass
 from kernel_mcp.sessions.cell import Cell
 from kernel_mcp.sessions.events import SessionEvents
+from kernel_mcp.sessions.history import History
 
 if TYPE_CHECKING:  # imported at the first use, as most sessions have no notebook
     from kernel_mcp.notebooks.document import NotebookCell, NotebookDocument
@@ -45,7 +46,10 @@ class NotebookTarget:
 class NotebookSinks:
     """The notebooks of one session: targets of its cells, and notebook cells as last read."""
 
-    def __init__(self, workspace: Workspace, handle: str, events: SessionEvents) -> None:
+    def __init__(
+        self, workspace: Workspace, handle: str, events: SessionEvents, cells: History
+    ) -> None:
+        self._cells = cells
         self.bound: NotebookFile | None = None
         """The open notebook, to which cells are appended once they have ended."""
         self._workspace = workspace
@@ -75,7 +79,7 @@ class NotebookSinks:
         """
         from kernel_mcp.notebooks.notebook_file import NotebookFile
 
-        return NotebookFile(self._workspace, path, self._events.wrote)
+        return NotebookFile(self._workspace, path, self._events.wrote, self._cells.notebook)
 
     def place(self, cell: Cell, place: NotebookTarget) -> None:
         """Write the outputs of `cell` into the notebook cell `place` once `cell` has ended."""
@@ -202,7 +206,7 @@ def _write(cell: Cell, place: NotebookTarget) -> str:
     count = written["execution_count"]
 
     def add(document: NotebookDocument) -> str:
-        document.check_python()
+        place.book.check_language(document)
         name = unlike(secrets.token_hex(4), (each.id for each in document.cells))
         end = len(document.cells)
         return document.insert(end, code_cell(name, cell.recorded, outputs, count))

@@ -108,7 +108,6 @@ class Session:
         self.name = name
         self.workspace = workspace
         self.events = shared.events.of_session(owner, request.session)
-        self.notebooks = NotebookSinks(workspace, request.session, self.events)
         self.ended = anyio.Event()
         self.closing = anyio.Event()
         self.installing = anyio.Lock()
@@ -123,6 +122,8 @@ class Session:
         self.notifications = NotificationQueue()
         self.queue = CellQueue(cells_dir, clock, self.notifications, context.masks)
         self.cells = self.queue.cells
+        self.cells.notebook = request.interpreter.notebook
+        self.notebooks = NotebookSinks(workspace, request.session, self.events, self.cells)
         self.persistence = SessionPersistence(self, session_save, context.saver, clock)
         self.kernel_state = KernelState(
             request.session,
@@ -341,6 +342,7 @@ class Session:
         Raises KernelMcpError.
         """
         kernel = await self.ensure_kernel(progress)
+        self.cells.notebook = kernel.notebook_metadata
         if not self.request.interpreter.external:
             return kernel
         joined = replace(self.request.interpreter, place=kernel.place)

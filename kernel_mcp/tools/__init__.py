@@ -113,7 +113,6 @@ def _no_truth(given: object) -> object:
 
 Whole = Annotated[int, BeforeValidator(_no_truth)]
 PackagesArg = Annotated[list[str], BeforeValidator(_one_each)]
-LanguageArg = Annotated[str, Field(description="Other than Python, see info")]
 
 ALWAYS_LOADED = {"anthropic/alwaysLoad": True}
 

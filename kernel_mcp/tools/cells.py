@@ -42,7 +42,6 @@ from kernel_mcp.tools import (
     ALWAYS_LOADED,
     AnyContext,
     CpuArg,
-    LanguageArg,
     LimitArg,
     MemoryArg,
     PackagesArg,
@@ -101,7 +100,7 @@ def register(box: Toolbox, services: ToolContext) -> None:
         wait: WaitArg = settings.wait_s,
         checkpoint: Annotated[bool, Field(description="Let undo go back to before it")] = False,
     ) -> CallToolResult:
-        """Run Python code in a persistent notebook session and return its output.
+        """Run code, by default Python, in a persistent notebook session and return its output.
 
         Variables stay for the next call; the last value and plots are shown. After `wait` seconds
         it answers `running` and the cell goes on: wait follows it, interrupt stops it.
@@ -234,7 +233,7 @@ def register(box: Toolbox, services: ToolContext) -> None:
         memory: Annotated[MemoryArg, Field(description="Such as 2G")] = None,
         cpu: Annotated[CpuArg, Field(description="Processors (1.5) or their time (30s)")] = None,
         timeout: Annotated[LimitArg, Field(description="Such as 30s")] = None,
-        language: LanguageArg = "",
+        language: Annotated[str, Field(description="If not Python, see info")] = "",
     ) -> CallToolResult:
         """Run a script once in a fresh session, of which nothing stays."""
         caller, report = box.caller(ctx), progress_of(ctx) or silence

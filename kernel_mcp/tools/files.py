@@ -21,6 +21,7 @@ from kernel_mcp.output.render import PICTURE_BYTES
 from kernel_mcp.output.text import visible
 from kernel_mcp.sessions.losses import cells_in_words
 from kernel_mcp.sessions.notebook_export import NOTEBOOK_MIME, notebook
+from kernel_mcp.sessions.script_export import extension_of, script
 from kernel_mcp.sessions.session import Session
 from kernel_mcp.tool_context import ToolContext
 from kernel_mcp.tools import AnyContext, PathArg, SessionArg, Toolbox, Whole
@@ -32,6 +33,7 @@ from kernel_mcp.tools.tables import FirstArg, MatchArg, fitting, matches, more, 
 
 _EXPORTED = b'"kernel-mcp"'
 """Metadata of code cells in exported notebooks."""
+FORMATS = ("", "ipynb", "script")
 MARKED_BYTES = 1024 * 1024
 """Bytes of a notebook that are searched for it."""
 
@@ -128,12 +130,22 @@ def register(box: Toolbox, services: ToolContext) -> None:
 
     @tool(WRITES, "Export a notebook", computes=True)
     async def export_notebook(
-        ctx: AnyContext, session: SessionArg = "", path: PathArg = "notebook.ipynb"
+        ctx: AnyContext,
+        session: SessionArg = "",
+        path: PathArg = "notebook.ipynb",
+        format: str = "",  # noqa: A002 - the public name
     ) -> CallToolResult:
-        """Save all cells with their outputs as a notebook."""
+        """Save all cells with outputs as a notebook, or the code: format=script."""
         _, found = await box.resolve(ctx, session)
+        if format not in FORMATS:
+            raise InputError(f"format={format[:40]!r} is none: pass {' or '.join(FORMATS[1:])}.")
+        if format == "script":
+            return await anyio.to_thread.run_sync(_script, found, path)
         if not path.endswith(".ipynb"):
-            raise InputError(f"{path!r} is no name for a notebook: let it end in .ipynb.")
+            raise InputError(
+                f"{path!r} is no name for a notebook: let it end in .ipynb, or pass "
+                "format='script'."
+            )
         export = partial(_export, found, path)
         size = await anyio.to_thread.run_sync(export, limiter=one_notebook)
         count = len(found.cells)
@@ -190,7 +202,26 @@ def _check_replaced(session: Session, path: str) -> None:
 
 def _export(session: Session, path: str) -> int:
     _check_replaced(session, path)
-    return _write(session, path, notebook(session.cells, undone=session.cells.undone))
+    cells = session.cells
+    return _write(session, path, notebook(cells, undone=cells.undone, metadata=cells.notebook))
+
+
+def _script(session: Session, path: str) -> CallToolResult:
+    """Write the code of the cells that ended well, and return the answer."""
+    cells = session.cells
+    ending = extension_of(cells.notebook)
+    if not path.lower().endswith(ending.lower()):
+        raise InputError(f"{path!r} is no name for this script: let it end in {ending}.")
+    code, left = script(cells, cells.notebook, undone=cells.undone)
+    size = _write(session, path, code)
+    count = len(cells) - len(left)
+    others = f" Left out, as they did not end well: {cells_in_words(left)}." if left else ""
+    result = notice_result(
+        f"Wrote the code of {count} cell{'' if count == 1 else 's'} to {path!r}.{others}"
+    )
+    uri = f"kernel://{session.handle}/files/{quote(path)}"
+    result.content.append(ResourceLink(uri=uri, name=path, mime_type="text/plain", size=size))
+    return result
 
 
 def _write(session: Session, path: str, content: str | bytes, encoding: str = "utf-8") -> int:

@@ -16,7 +16,13 @@ from pydantic import Field
 from kernel_mcp.environments.uv import ProgressCallback
 from kernel_mcp.errors import InputError
 from kernel_mcp.identity import Principal
-from kernel_mcp.notebooks.document import NotebookCell, NotebookDocument, code_cell, text_cell
+from kernel_mcp.kernels.interpreter import PYTHON
+from kernel_mcp.notebooks.document import (
+    NotebookCell,
+    NotebookDocument,
+    code_cell,
+    text_cell,
+)
 from kernel_mcp.notebooks.jsontext import lines, unlike
 from kernel_mcp.notebooks.notebook_file import NotebookFile
 from kernel_mcp.notebooks.views import AnswerBudget, Outline, full_cell, outline
@@ -33,6 +39,7 @@ from kernel_mcp.tools import AnyContext, SessionArg, Toolbox, WaitArg, Whole, pr
 from kernel_mcp.tools.arguments import UNFENCED, without_fence
 from kernel_mcp.tools.cells import check_code, check_seconds
 from kernel_mcp.tools.hints import DESTROYS, READS, REPEATS, RUNS
+from kernel_mcp.tools.notebook_sessions import resolve
 from kernel_mcp.tools.results import (
     NoticeContent,
     answer,
@@ -56,7 +63,7 @@ def register(box: Toolbox, services: ToolContext) -> None:
     @tool(REPEATS, "Open a notebook", computes=True)
     async def open_notebook(path: str, ctx: AnyContext, session: SessionArg = "") -> CallToolResult:
         """Append what execute runs from now on to an .ipynb, new or not; an empty path ends it."""
-        _, found = await box.resolve(ctx, session)
+        _, found = await resolve(box, services, ctx, session, path)
         if not path:
             before = found.notebooks.path
             await found.bind(None)
@@ -120,7 +127,7 @@ def register(box: Toolbox, services: ToolContext) -> None:
         Stops at the first error, or after `wait` seconds.
         """
         check_seconds("wait", wait, least=0)
-        caller, found = await box.resolve(ctx, session)
+        caller, found = await resolve(box, services, ctx, session, path)
         services.manager.check_cells(caller)
         book, chosen, skipped = await anyio.to_thread.run_sync(_chosen, found, path, cells)
         told = [f"Skipped, as tagged `skip-execution`: {_named(skipped)}"] if skipped else []
@@ -137,7 +144,7 @@ def _opened(session: Session, path: str) -> tuple[NotebookFile, bool, NotebookDo
     book = session.notebooks.book(path)
     made = book.create()
     document = book.read()
-    document.check_python()
+    book.check_language(document)
     book.check_writable()
     return book, made, document
 
@@ -196,9 +203,11 @@ def _edit(
     if op == "delete" and source:
         raise InputError("source is for insert and replace; delete takes none.")
 
-    code = without_fence(source)
+    code = source
 
     def work(document: NotebookDocument) -> tuple[str, NotebookDocument]:
+        nonlocal code
+        code = without_fence(source, {(document.language or PYTHON.language).lower()})
         if op == "insert":
             place = session.notebooks.unchanged(book.path, document, name) + 1 if name else 0
             made = unlike(secrets.token_hex(4), (each.id for each in document.cells))
@@ -265,7 +274,7 @@ def _chosen(
     """Return the notebook, the cells to run, and the ids of those that are tagged to be skipped."""
     book = session.notebooks.book(path)
     document = book.read()
-    document.check_python()
+    book.check_language(document)
     book.check_writable()
     if cells == "all":
         found = list(document.cells)

@@ -125,7 +125,9 @@ class Documents:
             return Document.of(*found)
         handle, cells = await self._manager.cells_of(caller, match["session"])
         if match["notebook"]:
-            write = partial(notebook, cells, RESOURCE_BYTES, undone=cells.undone)
+            write = partial(
+                notebook, cells, RESOURCE_BYTES, undone=cells.undone, metadata=cells.notebook
+            )
             book = await anyio.to_thread.run_sync(write, limiter=self._one_notebook)
             return Document(NOTEBOOK_MIME, [book.decode()])
         cell = cell_of(cells, int(match["cell"]))

@@ -25,7 +25,6 @@ from kernel_mcp.tool_context import ToolContext
 from kernel_mcp.tools import (
     AnyContext,
     CpuArg,
-    LanguageArg,
     LimitArg,
     MemoryArg,
     NetworkArg,
@@ -90,11 +89,11 @@ def register(box: Toolbox, services: ToolContext) -> None:
         fresh: Annotated[bool, Field(description="Forget its kept state")] = False,
         resume: Annotated[bool, Field(description="Bring that back all the same")] = False,
         attach: Annotated[str, Field(description="A person's kernel: connection file or URL")] = "",
-        language: LanguageArg = "",
+        language: str = "",
     ) -> Annotated[CallToolResult, SessionHandle]:
         """Open a further session with its own kernel and files; ordinary work needs none.
 
-        Packages and limits as for run_script.
+        Packages, limits and language as for run_script.
         """
         report, scripts = progress_of(ctx) or silence, services.scripts
         if attach:

@@ -121,6 +121,26 @@ async def test_a_script_runs_once_in_a_session_of_the_language(notebook: Agent) 
     assert await sessions_of(notebook) == before
 
 
+async def test_its_notebooks_name_its_kernel_and_run_in_its_sessions(notebook: Agent) -> None:
+    await notebook.run("x = 2", session="stock")
+    await notebook.run("1/0", session="stock")
+    await notebook.call("export_notebook", session="stock", path="a.ipynb")
+    ran = await notebook.call("run_cells", session="stock", path="a.ipynb", cells="to cell-1")
+    assert ran.status == "ok", ran.text
+    book = json.loads((await notebook.call("read_file", session="stock", path="a.ipynb")).text)
+    assert book["metadata"]["kernelspec"]["display_name"] == "Python 3 (ipykernel)"
+    assert book["metadata"]["language_info"]["file_extension"] == ".py"
+    named = {"name": "ir", "display_name": "R", "language": "R"}
+    book["metadata"] = {"kernelspec": named}
+    text = json.dumps(book)
+    await notebook.call("write_file", session="stock", path="r.ipynb", content=text)
+    refused = await notebook.refused("run_cells", session="stock", path="r.ipynb", cells="all")
+    assert "is a notebook of R, and cells run as Python here" in refused
+    assert "--kernel NAME=SPEC" in refused
+    told = await notebook.call("export_notebook", session="stock", path="a.py", format="script")
+    assert "code of 2 cells to 'a.py'. Left out, as they did not end well: cell 2" in told.text
+
+
 async def test_reset_tells_what_is_gone_and_no_packages(notebook: Agent) -> None:
     text = (await notebook.call("reset", session="stock", packages=True)).text
     assert "all variables, functions and loaded packages are gone" in text

@@ -11,6 +11,7 @@ import pytest
 
 from kernel_mcp.errors import NotebookError
 from kernel_mcp.notebooks.document import NotebookDocument, code_cell, text_cell
+from kernel_mcp.notebooks.metadata import notebook_of
 
 FOREIGN = """{
     "cells": [
@@ -168,11 +169,8 @@ def test_the_language_of_a_notebook(metadata: dict[str, Any], language: str) -> 
         OLD.replace('"metadata":{},"nbformat"', f'"metadata":{json.dumps(metadata)},"nbformat"')
     )
     assert document.language == language
-    if language in ("", "Python"):
-        document.check_python()
-    else:
-        with pytest.raises(NotebookError, match="cells run as Python here"):
-            document.check_python()
+    assert document.is_of(notebook_of("Python")) == (language in ("", "Python"))
+    assert document.is_of(notebook_of("R")) == (language in ("", "R"))
 
 
 def test_what_is_broken_is_told_by_its_line() -> None:
