@@ -58,6 +58,9 @@ def _lines(
         yield GOING_BACK
     if settings.devices:
         yield f"Devices of the host: {_listed([*map(str, settings.devices)], most)}."
+    if settings.kernels:
+        names = _listed([each.name for each in settings.kernels], most)
+        yield f"Other languages: create_session(language=...) opens a session of {names}."
     if settings.attach:
         named = _listed([*map(str, settings.attach)], most)
         yield f"Kernels of people, outside the sandbox: create_session(attach=...) joins {named}."

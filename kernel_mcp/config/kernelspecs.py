@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -51,12 +52,20 @@ class NamedKernelspec:
         """The text after the name of a back-end."""
         return self.spec.partition(":")[2]
 
+    def below(self, base: Path) -> NamedKernelspec:
+        """Return it with the path of its kernel spec, if that is one, resolved from `base`."""
+        path = "/" in self.spec and not self.elsewhere
+        return replace(self, spec=os.path.normpath(base / self.spec)) if path else self
+
     def __str__(self) -> str:
         return f"{self.name}={'+'.join([self.spec, *map(str, self.readonly)])}"
 
 
 def kernelspecs(given: object) -> tuple[NamedKernelspec, ...]:
-    """Read `NAME=KERNELSPEC[+PATH...]`, one or a list. Raises ValueError."""
+    """Read `NAME=KERNELSPEC[+PATH...]`, one or a list. Raises ValueError.
+
+    The caller resolves paths of kernel specs.
+    """
     found = tuple(_kernelspec(each.strip()) for each in texts(given, EXPECTED))
     names = [each.name for each in found]
     twice = [name for name in names if names.count(name) > 1]
@@ -82,5 +91,5 @@ def _kernelspec(text: str) -> NamedKernelspec:
     if not all(each.is_absolute() for each in readonly):
         raise ValueError(f"the paths after + must be absolute; {EXPECTED}")
     if "/" in spec and not whole.elsewhere:
-        spec = str(from_home(Path(spec)).absolute())
+        spec = str(from_home(Path(spec)))
     return NamedKernelspec(name, spec, readonly, server)

@@ -328,7 +328,7 @@ def _read(option: Option, given: object, source: str, base: Path) -> object:
         if option.read is devices and isinstance(value, tuple):
             return tuple(Path(os.path.normpath(base / from_home(each))) for each in value)
     except ValueError as error:
-        if option.read in (variables, attachments):
+        if option.read in (variables, attachments, kernelspecs):
             source = option.flag  # without its values, which may be secret
         was = replacement(f"{option.name} {given}") if isinstance(given, str) else ""
         gone = f"; there is no {given}{was}" if was else ""
@@ -341,6 +341,8 @@ def _read(option: Option, given: object, source: str, base: Path) -> object:
         return tuple(place if "://" in place else str(base / place) for place in value)
     if option.read is attachments and isinstance(value, tuple):
         return tuple(_absolute(each, base) for each in value)
+    if option.read is kernelspecs and isinstance(value, tuple):
+        return tuple(each.below(base) for each in value)
     if option.read is mounts and isinstance(value, tuple):
         return tuple(_placed(each, base) for each in value)
     return value

@@ -12,6 +12,7 @@ import pytest
 from tests.integration.httpclient import http_agent
 from tests.integration.httpserver import LEAN, HttpServer, http_server
 from tests.integration.principals import add
+from tests.languages.kernels import STOCK
 from tests.sampled import sampled
 
 pytestmark = pytest.mark.anyio
@@ -69,6 +70,24 @@ async def test_a_principal_has_the_doors_of_its_row_and_no_others(tmp_path: Path
                 hints = tools["execute"].annotations
                 assert hints is not None
                 assert (hints.open_world_hint, hints.destructive_hint) == (token == rich,) * 2
+
+
+async def test_a_kernel_is_of_those_whose_row_names_it(tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens"
+    rich, poor = add(tokens, "rich", "--door", "kernel:stock"), add(tokens, "poor")
+    flags = (*LEAN, "--tokens", str(tokens), "--kernel", f"stock={STOCK}")
+    with http_server(*flags, token=rich) as server:
+        async with http_agent(server, token=rich) as agent:
+            assert "stock" in (agent.client.instructions or "")
+            opened = await agent.call("create_session", name="a", language="stock")
+            assert not opened.failed, opened.text
+        async with http_agent(server, token=poor) as agent:
+            assert "stock" not in (agent.client.instructions or "")
+            assert (await agent.call("info")).data["languages"] == []
+            for tool, code in (("create_session", {}), ("run_script", {"script": "1"})):
+                there = await agent.refused(tool, language="stock", **code)
+                unknown = await agent.refused(tool, language="cobol", **code)
+                assert there.replace("stock", "cobol") == unknown
 
 
 async def test_outputs_do_not_tell_who_lacks_a_variable_what_its_value_is(tmp_path: Path) -> None:

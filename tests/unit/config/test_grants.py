@@ -8,6 +8,7 @@ import pytest
 
 from kernel_mcp.config.attachments import Attachment
 from kernel_mcp.config.grants import KINDS, grant_names, restricted_to
+from kernel_mcp.config.kernelspecs import NamedKernelspec
 from kernel_mcp.config.mounts import Mount
 from kernel_mcp.config.secrets import EnvVariable, HeaderSecret
 from kernel_mcp.config.settings import GRANTS, OPTIONS, Settings
@@ -19,9 +20,11 @@ ALL = Settings(
     variables=(EnvVariable("TOKEN", "12345678"),),
     secrets=(HeaderSecret("KEY", "api.test"), HeaderSecret("KEY", "other.test")),
     attach=(Attachment("/run/kernel.json"),),
+    kernels=(NamedKernelspec("r", "ir"), NamedKernelspec("bash", "bash")),
 )
 NAMES = {
     *("mount:/a", "mount:/b", "network", "device:/dev/kvm", "env:TOKEN", "secret:KEY", "attach"),
+    *("kernel:r", "kernel:bash"),
 }
 
 
@@ -41,13 +44,14 @@ def test_every_grant_has_a_name() -> None:
         ("env:TOKEN", "variables", ALL.variables),
         ("secret:KEY", "secrets", ALL.secrets),
         ("attach", "attach", ALL.attach),
+        ("kernel:bash", "kernels", ALL.kernels[1:]),
     ],
 )
 def test_a_principal_has_what_its_row_names_and_nothing_else(
     name: str, field: str, values: tuple[object, ...]
 ) -> None:
     found = restricted_to(ALL, [name])
-    for other in ("mounts", "network", "devices", "variables", "secrets", "attach"):
+    for other in (each.field for each in KINDS):
         assert getattr(found, other) == (values if other == field else ())
 
 

@@ -15,7 +15,8 @@ def test_a_kernel_spec_is_given_by_name_folder_or_file() -> None:
         NamedKernelspec("bash", "bash"),
     )
     assert kernelspecs("r=/opt/ir/kernel.json")[0].spec == "/opt/ir/kernel.json"
-    assert kernelspecs("r=specs/ir")[0].spec == str(Path.cwd() / "specs" / "ir")
+    assert kernelspecs("r=specs/ir")[0].below(Path("/srv/x")).spec == "/srv/x/specs/ir"
+    assert kernelspecs("r=ir")[0].below(Path("/srv/x")).spec == "ir"
 
 
 def test_further_paths_are_those_that_the_kernel_reads() -> None:

@@ -37,6 +37,29 @@ def test_an_empty_variable_counts_as_not_set(tmp_path: Path) -> None:
     assert load({}, {"KERNEL_MCP_MEMORY": ""}, tmp_path) == Settings()
 
 
+def test_a_kernel_spec_is_found_beside_the_file_that_names_it(tmp_path: Path) -> None:
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf" / "mine.toml").write_text('kernel = ["r=../specs/ir", "bash=bash"]\n')
+    found = load({"config": "conf/mine.toml"}, {}, tmp_path).kernels
+    assert [each.spec for each in found] == [str(tmp_path / "specs" / "ir"), "bash"]
+    found = load({"kernel": "r=specs/ir"}, {}, tmp_path / "conf").kernels
+    assert found[0].spec == str(tmp_path / "conf" / "specs" / "ir")
+
+
+def test_a_file_that_came_with_the_folder_names_no_kernel(tmp_path: Path) -> None:
+    (tmp_path / "kernel-mcp.toml").write_text('kernel = "r=./ir"\n')
+    settings = load({}, {}, tmp_path)
+    assert settings.kernels == ()
+    assert settings.ignored_keys is not None
+    assert "kernel" in str(settings.ignored_keys)
+
+
+def test_a_token_of_a_server_with_kernels_is_in_no_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as told:
+        load({"kernel": "lab=http://a@localhost:1/?token=hush-hush"}, {}, tmp_path)
+    assert "hush-hush" not in str(told.value)
+
+
 def test_a_table_in_pyproject_is_read(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text(
         '[tool.kernel-mcp]\nallow = ["numpy", "pandas>=2,<3"]\ndisk = "64M"\n'
