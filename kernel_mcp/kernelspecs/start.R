@@ -5,6 +5,7 @@
 # that is interrupted, report no overflow of the C stack, and collect lines in time that grows with
 # the square of their number.
 local({
+  most <- 1e6 # characters of a text
   own <- path.expand("~/.R/library") # the session's packages
   Sys.setenv(R_LIBS_USER = own)
   .libPaths(c(own, .libPaths())) # if it is there
@@ -21,20 +22,36 @@ local({
   put(asNamespace("utils"), "install.packages", install)
   put(as.environment("package:utils"), "install.packages", install)
   for (frame in sys.frames()) if (methods::is(executor <- get0(".self", frame), "Executor")) {
+    kernel <- environment(executor$handle_stdin)
     executor$handle_stdin <- function() {
       message("[nobody can be asked here: the answer is an empty text]")
       ""
     }
+    send <- executor$send_response
+    executor$send_response <- function(kind, request, channel, content) {
+      if (utils::object.size(content) > 12e6) # of a message that would be refused
+        content <- rapply(content, substr, "character", how = "replace", start = 1, stop = most)
+      send(kind, request, channel, content)
+    }
+    # outside of cells an interrupt would end the kernel: there it waits, and is dropped
+    handle <- kernel$handle_shell
+    put(kernel, "handle_shell", function() {
+      .Internal(interruptsSuspended(TRUE))
+      tryCatch(allowInterrupts(Sys.sleep(0)), interrupt = identity)
+      handle()
+    })
     break
   }
   space <- asNamespace("evaluate")
   call <- get0("evaluate_call", space, inherits = FALSE)
   if (is.function(call) && all(c("try", "watchout", "eHandler") %in% all.names(body(call)))) {
-    own <- new.env(parent = space)
+    own <- list2env(list(most = most), parent = space)
     local(envir = own, {
-      most <- 1e6 # characters of a message
       try <- function(expr, silent) {
         outer <- parent.frame()
+        if (!identical(get("output_handler", outer)$text, identity)) # it is of a cell
+          .Internal(interruptsSuspended(FALSE))
+        on.exit(.Internal(interruptsSuspended(TRUE)))
         tryCatch(expr, error = function(reason) {
           if (!any(vapply(get("output", outer), identical, NA, reason)))
             get("eHandler", outer)(reason)

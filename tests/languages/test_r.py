@@ -119,6 +119,7 @@ async def test_much_output_is_bounded_and_keeps_variables(notebook: Agent) -> No
         "for (i in 1:10000) cat(i, '\\n')",
         "cat(strrep('123456789\\n', 7e5))",
         "cat(strrep('é', 2e7))",
+        "strrep('x', 2e7)",
     ):
         answer = await notebook.run(code, session="r", timeout=60)
         assert answer.status == "ok"
@@ -258,3 +259,16 @@ async def test_without_network_an_installation_says_what_to_do(notebook: Agent) 
     assert "install.packages" in text
     answer = await notebook.call("reset", session="r", packages=True)
     assert "remove.packages" in answer.text
+
+
+async def test_interrupts_before_and_after_a_cell_end_nothing(notebook: Agent) -> None:
+    await notebook.run("kept <- 9", session="r")
+    pid = int((await notebook.run("cat(Sys.getpid())", session="r")).text)
+    code = f"system('(for i in $(seq 300); do kill -INT {pid}; sleep 0.003; done) &')"
+    await notebook.run(code, session="r")
+    for _ in range(40):
+        answer = await notebook.run("x <- 1", session="r")
+        assert answer.status in ("ok", "error")
+    while (await notebook.run("Sys.sleep(0.3)", session="r")).status != "ok":
+        pass
+    assert (await notebook.run("kept", session="r")).text == "[1] 9"
