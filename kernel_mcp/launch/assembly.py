@@ -225,13 +225,22 @@ class PreparedKernel:
         return inspected
 
     def begin(self) -> None:
-        """Remove secrets and close the readiness channel, upon which a program begins."""
+        """Remove secrets and close the readiness channel, upon which a program begins.
+
+        Programs run code of the workspace at their start, such as .Rprofile: only those that make
+        their sockets in the folder keep their rights to it until `finish`.
+        """
         rundir.forget_variables(self.request, self.folder)
+        if self.connection.transport != "ipc":
+            self._withdraw_folder()
         self.channel.close()
 
     def finish(self) -> None:
         """Call `begin`, then remove the kernel's rights to its folder."""
         self.begin()
+        self._withdraw_folder()
+
+    def _withdraw_folder(self) -> None:
         if self.identity is not None:
             # no quota counts the files of this folder, so the kernel's user may not keep it
             os.chown(self.folder, os.geteuid(), self.identity.gid, follow_symlinks=False)

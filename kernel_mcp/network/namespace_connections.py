@@ -37,12 +37,24 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
+def _connect_to_path(end: socket.socket, path: str) -> None:
+    """Connect to a socket at a path whose last part code of a kernel may have made a link."""
+    found = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        end.connect(f"/proc/self/fd/{found}")
+    finally:
+        os.close(found)
+
+
 def _connected(address: str | list[str | int]) -> socket.socket:
     family = socket.AF_UNIX if isinstance(address, str) else socket.AF_INET
     while True:
         end = socket.socket(family, socket.SOCK_STREAM)
         try:
-            end.connect(address if isinstance(address, str) else tuple(address))
+            if isinstance(address, str):
+                _connect_to_path(end, address)
+            else:
+                end.connect(tuple(address))
         except (ConnectionRefusedError, FileNotFoundError):
             end.close()
             time.sleep(PAUSE_S)
