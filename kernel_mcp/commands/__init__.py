@@ -46,7 +46,7 @@ _EXAMINED = (
     "allow", "profile", "python", "requirements", "project", "index-url", "find-links", "offline",
     "cache-dir", "sandbox",
     "container-engine", "container-image", "container-runtime", "no-template", "memory", "cpus",
-    "mount", "network", "secret", "env", "device",
+    "mount", "network", "secret", "env", "device", "kernel",
 )  # fmt: skip
 _DOCTOR_EPILOG = """\
 exit code: 0 when the sandbox holds that a server with these flags would use, else 1

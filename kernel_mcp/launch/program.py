@@ -28,12 +28,18 @@ async def connections(
     Raises LaunchError with the kernel's last output.
     """
     made: tuple[socket.socket, ...] = ()
+    refusal: LaunchError | None = None
     with anyio.move_on_after(timeout_s):
         async with anyio.create_task_group() as tasks:
 
             async def connect() -> None:
-                nonlocal made
-                made = await _connected(process, connection)
+                nonlocal made, refusal
+                try:
+                    made = await _connected(process, connection)
+                except LaunchError as error:
+                    refusal = error
+                except (FileNotFoundError, ProcessLookupError):
+                    return  # it has ended, which `wait` finds
                 tasks.cancel_scope.cancel()
 
             tasks.start_soon(connect)
@@ -41,6 +47,8 @@ async def connections(
             tasks.cancel_scope.cancel()
     if made:
         return made
+    if refusal is not None and process.exit is None:
+        raise refusal
     what = f"the kernel did not listen within {timeout_s:g} s"
     if process.exit is not None:
         what = f"{process.exit.story('the kernel')} before it listened"

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from kernel_mcp.sandbox.landlock import landlock_available
+from tests.languages.kernels import STOCK
 
 NEEDS_LANDLOCK = pytest.mark.skipif(
     (reason := landlock_available()) is not None, reason=str(reason)
@@ -105,6 +106,21 @@ def test_each_door_has_a_line_of_its_own_that_kernels_have_tried(project: Path) 
     assert "of the host's devices only /dev/null" in enforced
     assert "a-secret" not in json.dumps(report)
     assert code == 0
+
+
+def test_each_named_kernel_has_a_line_that_says_what_held(tmp_path: Path) -> None:
+    (tmp_path / "bad").mkdir()
+    spec = {"argv": ["/bin/false"], "display_name": "Bad", "language": "bad"}
+    (tmp_path / "bad" / "kernel.json").write_text(json.dumps(spec))
+    kernels = ("--kernel", f"stock={STOCK}", "--kernel", f"bad={tmp_path}/bad")
+    code, report = doctor("--sandbox", "bwrap", "--no-template", *kernels)
+    stock, bad = report["kernels"]
+    assert (stock["name"], stock["holds"]) == ("kernel stock", True)
+    words = "runs cells, stops at an interrupt and keeps variables, ends when it is killed"
+    assert words in stock["found"]
+    assert (bad["name"], bad["holds"]) == ("kernel bad", False)
+    assert "does not start" in bad["found"]
+    assert (code, report["holds"]) == (1, False)
 
 
 @NEEDS_LANDLOCK

@@ -208,3 +208,11 @@ async def test_a_session_is_exported_as_a_notebook_and_a_script_of_its_language(
     assert "cells 2, 4" in told.text
     code = (await notebook.call("read_file", session="r", path="a.R")).text
     assert code.split() == ["#", "%%", "x", "<-", "2", "#", "%%", "x", "*", "3"]
+
+
+async def test_the_doctor_says_what_held() -> None:
+    flags = ("--sandbox", "bwrap", "--no-template", "--kernel", kernel_flag("r"))
+    command = [sys.executable, "-m", "kernel_mcp", "doctor", *flags]
+    done = await anyio.run_process(command, check=False)
+    assert b"runs cells, draws a plot, stops at an interrupt and keeps variables" in done.stdout
+    assert done.returncode == 0, done.stdout

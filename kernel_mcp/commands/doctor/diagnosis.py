@@ -55,7 +55,7 @@ class Diagnosis:
 
     `problem` is the reason why no backend could start a kernel. `policy` says what code may do,
     `variables` what it finds in its environment. `attached` are external kernels, which no sandbox
-    confines.
+    confines. `kernels` are trials of those that `--kernel` names.
     """
 
     versions: dict[str, str]
@@ -67,6 +67,7 @@ class Diagnosis:
     missing: tuple[str, ...] = ()
     variables: tuple[str, ...] = ()
     attached: tuple[str, ...] = ()
+    kernels: tuple[Check, ...] = ()
 
     @property
     def advice(self) -> list[str]:
@@ -82,7 +83,12 @@ class Diagnosis:
 
     @property
     def holds(self) -> bool:
-        """True if the server's backend holds and kernels start."""
+        """True if the server's backend holds and kernels start, those of `--kernel` too."""
+        return self.confines and all(each.passed for each in self.kernels)
+
+    @property
+    def confines(self) -> bool:
+        """True if the server's backend holds and its own kernels start."""
         found = (item for item in self.examinations if item.backend == self.used)
         return not self.problem and any(item.holds for item in found)
 
@@ -102,6 +108,7 @@ def as_text(diagnosis: Diagnosis, *, colour: bool, verbose: bool = False) -> str
             [line for line in parts[0] if UNCOUNTED in line],
             *(_unwell(each, diagnosis, colour=colour) for each in diagnosis.examinations),
             *([[diagnosis.problem]] if diagnosis.problem else []),
+            _kernels(diagnosis),
             _verdict(diagnosis),
         ]
     if diagnosis.advice:
@@ -130,6 +137,10 @@ def as_json(diagnosis: Diagnosis) -> dict[str, Any]:
         "policy": diagnosis.policy,
         "variables": list(diagnosis.variables),
         "attached": list(diagnosis.attached),
+        "kernels": [
+            {"name": each.name, "holds": each.passed, "found": each.found}
+            for each in diagnosis.kernels
+        ],
         "advice": diagnosis.advice,
         "versions": diagnosis.versions,
         "backends": [_backend(item) for item in diagnosis.examinations],
@@ -189,6 +200,15 @@ def _about(diagnosis: Diagnosis) -> list[str]:
         lines.append(f"Code reads the variables {', '.join(diagnosis.variables)}.")
     if diagnosis.used and diagnosis.attached:
         lines += ["Outside any sandbox, sessions may join:", *_bullets(diagnosis.attached)]
+    return [*lines, *_kernels(diagnosis)]
+
+
+def _kernels(diagnosis: Diagnosis) -> list[str]:
+    """Return a line for each kernel of `--kernel`, and a remedy for each that failed."""
+    lines = []
+    for each in diagnosis.kernels:
+        lines.append(f"{'ok   ' if each.passed else 'FAILS'} {each.name}: {each.found}")
+        lines += [] if each.passed else [f"      what to do: {each.remedy}"]
     return lines
 
 
@@ -196,7 +216,7 @@ def _verdict(diagnosis: Diagnosis) -> list[str]:
     """Return the verdict, one sentence."""
     if not diagnosis.used:
         return ["A server with these flags would not start, as none of these can be used."]
-    holds = "which holds" if diagnosis.holds else "which does not hold"
+    holds = "which holds" if diagnosis.confines else "which does not hold"
     if any(each.untried for each in diagnosis.examinations if each.backend == diagnosis.used):
         holds = "of which not everything could be tried here"
     return [f"A server with these flags uses {diagnosis.used}, {holds}."]

@@ -11,6 +11,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import anyio
 
@@ -18,6 +19,7 @@ from kernel_mcp import __version__
 from kernel_mcp.attached.source import description_of
 from kernel_mcp.barriers import in_full, refusal_of
 from kernel_mcp.commands.doctor.diagnosis import UNCOUNTED, Diagnosis, Examination
+from kernel_mcp.commands.doctor.named_kernels import examine_kernels
 from kernel_mcp.commands.doctor.trials import (
     CHECKPOINTS,
     LIMITS,
@@ -131,8 +133,22 @@ async def examine_all(settings: Settings, progress: ProgressCallback) -> Diagnos
     if tight := Capacity.of_this_process().shortage(settings.max_sessions):
         advised = (*advised, f"{tight} (sessions are {settings.max_sessions}, --max-sessions)")
     attached = tuple([await description_of(each) for each in settings.attach])
+    kernels: tuple[Check, ...] = ()
+    if used and environment is not None and settings.kernels:
+        await progress(f"trying {', '.join(each.name for each in settings.kernels)} …")
+        with TemporaryDirectory(prefix="kernel-mcp-", dir=SHORT_FOLDER) as folder:
+            kernels = await examine_kernels(settings, Path(folder))
     return Diagnosis(
-        versions, examined, used, refusal, problem, policy, advised, variables, attached
+        versions,
+        examined,
+        used,
+        refusal,
+        problem,
+        policy,
+        advised,
+        variables,
+        attached,
+        kernels,
     )
 
 

@@ -146,12 +146,12 @@ class TrialKernel:
 
     def __init__(self, kernel: Kernel, records: Path) -> None:
         self.kernel = kernel
-        self._records = records
+        self.records = records
         self._count = 0
 
     def cell(self, code: str) -> Cell:
         self._count += 1
-        log = OutputLog(self._records, self._count)
+        log = OutputLog(self.records, self._count)
         return Cell(self._count, _RUN + code, CELL_TIMEOUT_S, log)
 
     async def run(self, cell: Cell) -> Cell:

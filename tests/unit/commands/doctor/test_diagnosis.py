@@ -31,6 +31,15 @@ def test_a_backend_holds_with_gaps_it_admits_and_not_with_others() -> None:
     assert not Diagnosis({}, (), "bwrap").holds
 
 
+def test_a_kernel_that_fails_is_told_apart_from_the_sandbox() -> None:
+    kernels = (Check("kernel r", True, "R 4.2.2, runs cells"), Check("kernel x", False, "no", "do"))
+    found = replace(diagnosis(GOOD), kernels=kernels)
+    text = as_text(found, colour=False)
+    assert not found.holds
+    assert "ok    kernel r: R 4.2.2, runs cells\nFAILS kernel x: no\n      what to do: do" in text
+    assert text.endswith("uses bwrap, which holds.")
+
+
 def test_a_backend_that_enforces_nothing_never_holds() -> None:
     nothing = SandboxReport("none", (), ("nothing is enforced",))
     found = diagnosis(GOOD, used="none", report=nothing)
