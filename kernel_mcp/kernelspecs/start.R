@@ -27,6 +27,14 @@ local({
       message("[nobody can be asked here: the answer is an empty text]")
       ""
     }
+    put(baseenv(), "browser", function(...) message("[nobody can be asked here: no browser]"))
+    # a value that cannot be shown, such as a plot of a column that is not there, is an error
+    put(as.environment(executor), "handle_display_error", function(reason) {
+      if (!is.null(executor$err$ename)) return()
+      text <- paste("Error while showing a value:", toString(reason))
+      executor$err <- list(ename = "ERROR", evalue = text, traceback = list(text))
+      executor$send_response("error", executor$current_request, "iopub", executor$err)
+    })
     send <- executor$send_response
     executor$send_response <- function(kind, request, channel, content) {
       if (utils::object.size(content) > 12e6) # of a message that would be refused

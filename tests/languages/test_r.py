@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import tarfile
 import threading
@@ -11,6 +12,7 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from tests.integration.agent import Agent, notices
 from tests.integration.servers import Servers
@@ -54,6 +56,11 @@ async def test_an_error_is_told_once(notebook: Agent) -> None:
     assert answer.text == (
         'Error in f(3): no 3\nTraceback:\n1. f(3)\n2. stop("no ", x)   # at line 1 of file <text>'
     )
+    plot = "library(ggplot2); ggplot(mtcars, aes(wt, nosuch)) + geom_point()"
+    answer = await notebook.run(plot, session="r")
+    assert answer.status == "error"
+    assert answer.text.count("object 'nosuch' not found") == 1
+    assert "tryCatch" not in answer.text
     answer = await notebook.run("1 +", session="r")
     assert answer.text.count("unexpected end of input") == 1
     assert "Traceback" not in answer.text
@@ -88,6 +95,9 @@ async def test_nobody_can_be_asked_and_the_cell_goes_on(notebook: Agent) -> None
         assert (answer.status, answer.text.splitlines()[-1]) == ("ok", "[1] 0")
     answer = await notebook.run("readline()", session="r", timeout=20)
     assert "nobody can be asked here" in answer.text
+    answer = await notebook.run("browser(); for (i in 1:2) i; 3", session="r", timeout=20)
+    assert "no browser" in answer.text
+    assert "debug" not in answer.text
     assert (await notebook.run("menu('a')", session="r", timeout=20)).status == "error"
 
 
@@ -272,3 +282,29 @@ async def test_interrupts_before_and_after_a_cell_end_nothing(notebook: Agent) -
     while (await notebook.run("Sys.sleep(0.3)", session="r")).status != "ok":
         pass
     assert (await notebook.run("kept", session="r")).text == "[1] 9"
+
+
+async def test_pictures_have_the_size_that_was_asked_for(notebook: Agent) -> None:
+    code = (
+        "options(repr.plot.width = 4, repr.plot.height = 3, repr.plot.res = 100)\n"
+        "plot(1:3); lines(3:1); hist(c(1, 2, 2))\nlibrary(ggplot2)\n"
+        "ggplot(mtcars, aes(wt, mpg)) + geom_point()"
+    )
+    answer = await notebook.run(code, session="r")
+    assert answer.status == "ok"
+    sizes = [Image.open(io.BytesIO(base64.b64decode(each.data))).size for each in answer.images]
+    assert sizes == [(400, 300)] * 3
+
+
+async def test_a_data_frame_is_text_for_the_model_and_a_table_in_notebooks(
+    notebook: Agent,
+) -> None:
+    code = "df <- data.frame(n = 1:500, s = '<b>é</b>'); df; as.data.frame(matrix(0, 3, 300))"
+    answer = await notebook.run(code, session="r")
+    assert (answer.links, "⋮" in answer.text, "⋯" in answer.text) == ([], True, True)
+    assert len(answer.text) < 15_000
+    shown = await notebook.call("show", session="r")
+    assert "<b>é</b>" in shown.text
+    await notebook.call("export_notebook", session="r", path="a.ipynb")
+    written = await notebook.run("cat(readLines('a.ipynb'), sep = '\\n')", session="r")
+    assert "&lt;b&gt;" in written.text or written.cell["omitted"] > 0
