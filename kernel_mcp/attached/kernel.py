@@ -20,6 +20,7 @@ from typing import Any
 
 import anyio
 
+from kernel_mcp.attached.endings import RESTARTED, ending_of
 from kernel_mcp.attached.process import Connected
 from kernel_mcp.attached.targets import AttachTarget
 from kernel_mcp.errors import LaunchError
@@ -43,15 +44,6 @@ MOST_VALUE_CHARS = 4 * MIB
 MOST_OTHERS = 1000
 """Most unfinished requests of other clients that are tracked."""
 LANGUAGE_CHARS = 40
-RESTARTED = "was restarted by another of its clients"
-_DIED = "has died, and its Jupyter server starts it again"
-_ENDS = {
-    "restarting": _DIED,
-    "autorestarting": _DIED,
-    "starting": "was started anew",
-    "dead": "has died",
-}
-"""States that a kernel or its Jupyter server publishes when the variables are gone."""
 WAITS = (
     "Another client's cell is running in this kernel: a cell of this session waits here until that "
     "has ended"
@@ -241,12 +233,7 @@ class AttachedKernel(JupyterKernel):
 
         Also for a shutdown or restart that is about to happen.
         """
-        why = None
-        if message.kind == "shutdown_reply":
-            again = message.content.get("restart") is True
-            why = RESTARTED if again else "was shut down by another of its clients"
-        elif message.kind == "status":
-            why = _ENDS.get(str(message.content.get("execution_state")))
+        why = ending_of(message)
         if why is None or not self._joined:
             return False
         self._start.end(why)

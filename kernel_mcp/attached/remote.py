@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from kernel_mcp.attached import web
+from kernel_mcp.attached.endings import ending_of
 from kernel_mcp.attached.process import Connected, attached_process
 from kernel_mcp.barriers import Barrier
 from kernel_mcp.config.attachments import Attachment
@@ -27,14 +29,11 @@ if TYPE_CHECKING:
     from kernel_mcp.kernels.message_codec import Message
 
 READY_S = 60.0
-END_ATTEMPTS, AGAIN_S = 6, 0.5
-"""Attempts to end a kernel, and seconds between them."""
-_ENDS = {
-    "restarting": "has died, and its Jupyter server starts it again",
-    "autorestarting": "has died, and its Jupyter server starts it again",
-    "dead": "has died",
-}
-"""States of a kernel whose variables are gone, and why."""
+END_S, AGAIN_S = 10.0, 0.5
+"""Seconds in which a kernel is to be ended, and between the attempts."""
+CHECK_S = 10.0
+"""Seconds between two questions to the server whether the kernel of a running cell is there."""
+GONE = "was ended on its Jupyter server"
 
 
 class RemoteKernel(JupyterKernel):
@@ -85,23 +84,47 @@ class RemoteKernel(JupyterKernel):
 
     async def _interrupt(self) -> None:
         with Barrier("interrupting a kernel of a Jupyter server"):
+            await self._look()
             await web.interrupt_kernel(self._server, self._kernel)
 
+    async def watch(self) -> None:
+        """See `Kernel`; while a cell runs, ask the server whether the kernel is there."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._look_often)
+            await super().watch()
+            tasks.cancel_scope.cancel()
+
+    async def _look_often(self) -> None:
+        while True:
+            await anyio.sleep(CHECK_S)
+            if self.running is not None:
+                with Barrier("asking for a kernel of a Jupyter server"):
+                    await self._look()
+
+    async def _look(self) -> None:
+        """Note the end of a kernel that is not on its server any more. Raises LaunchError."""
+        if not await web.is_running(self._server, self._kernel):
+            self._end.end(GONE)
+
     def _on_message(self, channel: Channel, message: Message) -> None:
-        if channel == "iopub" and message.kind == "status" and self._output_received.is_set():
-            why = _ENDS.get(str(message.content.get("execution_state")))
-            if why is not None:
-                self._end.end(why)
-                return
+        ours = channel == "iopub" and self._output_received.is_set()
+        if ours and (why := ending_of(message)) is not None:
+            self._end.end(why)
+            return
         super()._on_message(channel, message)
+
+    def _on_broken(self, reason: str) -> None:
+        self._end.end(f"was lost, as {reason}")
 
 
 async def start_remote(
     server: Attachment, *, floods: Floods, policy: Policy, masks: Masks
 ) -> RemoteKernel:
     """Start a kernel on a server. Raises LaunchError."""
-    kernel = await web.start_kernel(server)
+    with anyio.CancelScope(shield=True):  # else a kernel is left there that nobody knows
+        kernel = await web.start_kernel(server)
     try:
+        await anyio.lowlevel.checkpoint_if_cancelled()
         socket = await web.joined(server, kernel)
     except BaseException:
         with anyio.CancelScope(shield=True):
@@ -118,13 +141,9 @@ async def start_remote(
 
 async def _end(server: Attachment, kernel: str) -> None:
     """End a kernel; several attempts are needed while its server starts it again."""
-    for last in (*[False] * (END_ATTEMPTS - 1), True):
-        with Barrier("ending a kernel of a Jupyter server"):
-            try:
+    with Barrier("ending a kernel of a Jupyter server"), anyio.move_on_after(END_S):
+        while await web.is_running(server, kernel):
+            with suppress(LaunchError):
                 await web.end_kernel(server, kernel)
-            except LaunchError:
-                if last:
-                    raise
-                await anyio.sleep(AGAIN_S)
-            else:
                 return
+            await anyio.sleep(AGAIN_S)

@@ -79,8 +79,10 @@ _LACKING = {
 }
 
 _BY_CODE = "Do it by code: it runs where that kernel runs."
+_NO_COPIES = "Its kernel cannot be copied; run the cells again after reset."
 _REMOTE_LACKING = {
     **_LACKING,
+    **dict.fromkeys(("undo", "branch"), _NO_COPIES),
     **dict.fromkeys(("list_variables", "check_syntax", "install", "list_packages"), _BY_CODE),
 }
 del _REMOTE_LACKING["reset"]

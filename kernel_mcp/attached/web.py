@@ -133,6 +133,12 @@ async def start_kernel(server: Attachment) -> str:
     return kernel
 
 
+async def is_running(server: Attachment, kernel: str) -> bool:
+    """Return True if a server has a kernel with this id. Raises LaunchError."""
+    found = await _fetched(server, "api/kernels")
+    return any(isinstance(each, dict) and each.get("id") == kernel for each in found)
+
+
 async def interrupt_kernel(server: Attachment, kernel: str) -> None:
     """Interrupt a kernel. Raises LaunchError."""
     await _answer(server, f"api/kernels/{quote(kernel)}/interrupt", "POST", b"")
@@ -173,7 +179,8 @@ def _refused(server: Attachment, reason: HTTPClientError) -> str:
     if reason.code in (301, 302, 303, 307, 308, 401, 403):
         return (
             f"The Jupyter server {server} wants another token (HTTP {reason.code}). The operator "
-            f"names it with --attach '{server}/?token=TOKEN'; `jupyter server list` shows it."
+            f"gives it behind the address: '{server}/?token-file=PATH', ?token-env=VARIABLE or "
+            "?token=TOKEN; `jupyter server list` shows it."
         )
     return f"The Jupyter server {server} answers {one_line(str(reason))[:SHOWN_CHARS]}."
 

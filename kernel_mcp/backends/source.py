@@ -7,19 +7,23 @@ from typing import TYPE_CHECKING
 
 from kernel_mcp import extensions
 from kernel_mcp.backends.interface import Backend
-from kernel_mcp.barriers import Barrier, reason_of
+from kernel_mcp.backends.loop import BackendLoop
+from kernel_mcp.barriers import Barrier
 from kernel_mcp.config.kernelspecs import NamedKernelspec
 from kernel_mcp.environments.uv import ProgressCallback
-from kernel_mcp.errors import KernelMcpError, LaunchError
+from kernel_mcp.errors import LaunchError
 from kernel_mcp.kernels.factory import KernelRequest
 from kernel_mcp.kernels.interpreter import Interpreter
+from kernel_mcp.launch.base import START_TIMEOUT_S
 from kernel_mcp.notebooks.metadata import notebook_of
-from kernel_mcp.output.text import Masks
+from kernel_mcp.output.text import Masks, one_line
 from kernel_mcp.policy import Policy
 
 if TYPE_CHECKING:
     from kernel_mcp.kernels.kernel import Kernel
 
+TEXT_CHARS = 200
+CLOSE_S = 5.0
 _BY_CODE = "Do it by code: it runs where that kernel runs."
 _NO_COPIES = "Its kernel cannot be copied; run the cells again after reset."
 LACKING = {
@@ -50,15 +54,16 @@ def backend_of(named: NamedKernelspec) -> Backend:
 
 
 class BackendSource:
-    """The `KernelSource` of one back-end."""
+    """The `KernelSource` of one back-end, which runs in a thread of its own."""
 
     def __init__(self, name: str, backend: Backend, masks: Masks) -> None:
         self._backend = backend
+        self._loop = BackendLoop(name)
         self._masks = masks
         self.interpreter = Interpreter(
             name,
-            backend.language,
-            place=backend.place,
+            one_line(str(backend.language))[:TEXT_CHARS],
+            place=one_line(str(backend.place))[:TEXT_CHARS],
             notebook=notebook_of(backend.language),
             lacking={**LACKING, **backend.lacking},
         )
@@ -67,18 +72,19 @@ class BackendSource:
         """Start a kernel. Raises KernelMcpError."""
         from kernel_mcp.backends.kernel import READY_S, BackendKernel
 
-        backend = self._backend
-        await progress(f"Starting {backend.language} at {backend.place}")
-        with Barrier("starting a kernel of a back-end") as barrier:
-            running = await backend.start(request.session)
-        if (failure := barrier.failure) is not None:
-            if isinstance(failure, KernelMcpError):
-                raise failure
-            raise LaunchError(
-                f"The kernel at {backend.place} failed to start: {reason_of(failure)}"
-            )
-        make = partial(BackendKernel, running, backend.language, backend.place)
-        kernel = make(policy=POLICY, masks=self._masks)
+        language, place = self.interpreter.language, self.interpreter.place
+        await progress(f"Starting {language} at {place}")
+        try:
+            work = partial(self._backend.start, request.session)
+            running = await self._loop.call(work, START_TIMEOUT_S)
+        except LaunchError as error:
+            raise LaunchError(f"No kernel was started at {place}. {error}") from error
+        if not callable(getattr(running, "execute", None)):
+            kind = type(running).__name__
+            raise LaunchError(f"No kernel was started at {place}: its back-end returned {kind}.")
+        kernel = BackendKernel(
+            running, self._loop, language, place, policy=POLICY, masks=self._masks
+        )
         try:
             await kernel.ready(READY_S)
         except BaseException:
@@ -89,4 +95,5 @@ class BackendSource:
     async def aclose(self) -> None:
         """Release what the kernels share; a failure is logged."""
         with Barrier("closing a back-end"):
-            await self._backend.aclose()
+            await self._loop.call(self._backend.aclose, CLOSE_S)
+        self._loop.close()

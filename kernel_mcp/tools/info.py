@@ -14,6 +14,7 @@ from kernel_mcp.environments.uv import ProgressCallback
 from kernel_mcp.errors import EnvironmentBuildError
 from kernel_mcp.host_folders import NO_EFFECT
 from kernel_mcp.kernels.factory import KernelRequest
+from kernel_mcp.kernels.interpreter import Interpreter
 from kernel_mcp.linux.gpu_load import gpu_load
 from kernel_mcp.packages.result import all_versions
 from kernel_mcp.policy import profile_in_words
@@ -90,7 +91,7 @@ async def describe(
         ),
         workspace=assembly.sandbox.guest_paths(request.workspace, request.workspace).workspace,
         attach=[str(each) for each in settings.attach],
-        languages=[f"{name}: {each.language}" for name, each in services.interpreters.items()],
+        languages=[_words_of(each) for each in services.interpreters.values()],
         ignored_settings="\n".join([*refused, *factory.remarks]),
         problem=problem,
     )
@@ -121,6 +122,12 @@ def _saving(session: Session) -> str:
     return ""
 
 
+def _words_of(interpreter: Interpreter) -> str:
+    """Return the name of an interpreter, its language, and where it runs if outside the sandbox."""
+    where = f", outside the sandbox at {interpreter.place}" if interpreter.place else ""
+    return f"{interpreter.name}: {interpreter.language}{where}"
+
+
 def _of_interpreter(info: ServerInfo, session: Session) -> ServerInfo:
     """Return `info` for a session whose kernel is not this server's own Python.
 
@@ -145,7 +152,7 @@ def _of_interpreter(info: ServerInfo, session: Session) -> ServerInfo:
         unlimited = {"memory_mb": 0, "cpu_s": 0.0, "cpus": 0.0, "processes": 0, "disk_mb": 0}
         update |= {
             "python": version,
-            "environment": [f"{interpreter.place}: a kernel that this server did not start"],
+            "environment": [f"{interpreter.place}: a kernel outside this server's sandbox"],
             "sandbox": "none",
             "sandbox_enforces": [],
             "sandbox_gaps": [OUTSIDE],

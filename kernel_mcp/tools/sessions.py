@@ -63,6 +63,9 @@ NOT_WITH_ATTACH = (
     "attach: a kernel that is there already has its packages, its language and its limits. Pass "
     "nothing but `name` and `timeout` with it."
 )
+NOT_ELSEWHERE = (
+    "memory, cpu, network: this server limits nothing at {}, where the code runs; leave them out."
+)
 NOT_WITH_LANGUAGE = (
     "language: packages, python, fresh and resume are for sessions of Python alone; leave them out."
 )
@@ -108,6 +111,8 @@ def register(box: Toolbox, services: ToolContext) -> None:
         if (other := interpreter_named(services, language)) is not PYTHON:
             if any((packages, python, fresh, resume)):
                 raise InputError(NOT_WITH_LANGUAGE)
+            if other.place and any((memory, cpu, network)):
+                raise InputError(NOT_ELSEWHERE.format(other.place))
             return await _with_kernel(
                 services, box.caller(ctx), name, other, report, limit_s, limits, reached
             )

@@ -24,6 +24,7 @@ OFFERED = """\
 [kernel_mcp.interpreters]
 sandboxes = tests.contracts.code_sandboxes:ServiceBackend
 broken = tests.contracts.no_such_module:Backend
+faulty = tests.contracts.faulty_backend:FaultyBackend
 exits = sys:exit
 """
 
@@ -45,6 +46,10 @@ class Elsewhere:
 
 @pytest.fixture
 def beside(tmp_path: Path) -> dict[str, str]:
+    return installed(tmp_path)
+
+
+def installed(tmp_path: Path) -> dict[str, str]:
     """The environment of a server beside which that distribution is installed."""
     info = tmp_path / "site" / "far_away-1.dist-info"
     info.mkdir(parents=True)
@@ -106,6 +111,23 @@ async def test_the_end_of_such_a_kernel_is_reported_and_reset_gives_another(
     assert not (await far.notebook.call("reset", session="far")).failed
     assert "NameError" in (await far.notebook.run("y", session="far")).text
     assert await far.kernels() == 1
+
+
+@pytest.mark.parametrize("far", ["jupyter"], indirect=True)
+async def test_a_kernel_that_others_restart_or_end_is_reported(far: Elsewhere) -> None:
+    assert isinstance(far.service, JupyterServer)
+    for method, path in (("POST", "/restart"), ("DELETE", "")):
+        await far.notebook.call("create_session", name="far", language="far")
+        await far.notebook.run("x = 1", session="far")
+        (there,) = await far.service.ask("GET", "api/kernels")
+        body: dict[str, str] | None = {} if method == "POST" else None
+        await far.service.ask(method, f"api/kernels/{there['id']}{path}", body)
+        answer = await far.notebook.run("x", session="far", timeout=60)
+        if answer.status != "killed":  # the end was noticed before the cell
+            assert "NameError" in answer.text
+        assert "lost" in answer.text
+        assert "NameError" in (await far.notebook.run("x", session="far")).text
+        await far.notebook.call("close_session", session="far")
 
 
 @pytest.mark.parametrize(
