@@ -169,6 +169,7 @@ HARMLESS = frozenset(
         "threading.Lock",
         "threading.RLock",
         "threading.Event",
+        "threading.Semaphore",
         "threading.current_thread",
         "threading.get_ident",
         "threading.main_thread",
