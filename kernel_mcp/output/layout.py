@@ -75,7 +75,7 @@ def shortened(failure: Failure, workspace: str = "/workspace") -> tuple[str, str
     parts = _parsed(failure, workspace)
     end = max((i + 1 for i, part in enumerate(parts) if isinstance(part, _Frame)), default=0)
     message = "\n".join(part for part in parts[end:] if isinstance(part, str)).strip("\n")
-    value = clean(failure.value)[:LINE_CHARS]  # long ones are cut differently
+    value = clean(failure.value)[:LINE_CHARS].strip("\n")  # long ones are cut differently
     if failure.name not in message and not (value and message.startswith(value)):
         message = f"{clean(failure.name)}: {clean(failure.value)}\n{message}".rstrip()
     message = message.removesuffix("\nTraceback:")  # R's, of an error without frames
