@@ -203,6 +203,7 @@ def sleepers(argument: str) -> list[str]:
 async def test_memory_is_bounded_and_the_session_goes_on(shared: Opened) -> None:
     answer = await shared.run(shared.language.grows)
     assert answer.status in ("error", "killed") or "Restarting" in answer.text, answer.text
+    assert not (await shared.call("reset")).failed  # what was kept would be in the way of others
     assert words((await shared.run(shared.language.prints)).text) == ["a", "b", "c"]
 
 
