@@ -47,10 +47,10 @@ def closing_line(session: Session, cell: Cell, most_s: float) -> str:
                 "interrupt to give it up"
             )
         case Status.RUNNING:
-            return (
-                f"running: cell {cell.number} goes on. Call wait for more output, interrupt to "
-                "stop it"
-            )
+            ends = "interrupt to stop it"
+            if not session.request.interpreter.offers("interrupt"):
+                ends = "reset to end it with its kernel, which its time limit ends too"
+            return f"running: cell {cell.number} goes on. Call wait for more output, {ends}"
         case Status.INTERRUPTED:
             return f"interrupted: {_cause(cell)}.{_kept(cell)}"
         case Status.TIMEOUT:

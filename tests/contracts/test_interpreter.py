@@ -95,7 +95,8 @@ async def test_an_error_is_one_and_keeps_variables(shared: Opened) -> None:
 @every_kind
 async def test_an_interrupt_ends_the_cell_alone_or_is_refused(shared: Opened) -> None:
     await shared.run(shared.language.keeps)
-    await shared.begin(shared.language.waits, shared.path("never"))
+    before = await shared.begin(shared.language.waits, shared.path("never"))
+    assert ("interrupt to stop it" in before.text) == shared.kind.survives
     answer = await shared.call("interrupt")
     if shared.kind.survives:
         assert answer.status == "interrupted"
