@@ -196,6 +196,8 @@ class CellScheduler(Generic[S]):
         try:
             if cell.outcome is None:
                 await self._runner.run(cell)
+            if session.kernel is not None:
+                self._queue.cells.notebook = session.kernel.notebook_metadata
         finally:
             with Barrier("putting a cell's output away", session.handle):
                 self._queue.end(cell)

@@ -456,7 +456,7 @@ def _files(session: Session) -> list[str]:
     names = [
         f"{entry.path} ({entry.size:,} bytes)"
         for entry in listing.entries
-        if entry.path.rpartition("/")[2] != SCRIPT_FILE
+        if entry.path != SCRIPT_FILE and not entry.path.startswith(".")  # which kernels write
     ]
     more = len(names) - MOST_FILES
     return [*names[:MOST_FILES], *([f"{more} more"] if more > 0 else [])]

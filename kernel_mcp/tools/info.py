@@ -138,7 +138,10 @@ def _of_interpreter(info: ServerInfo, session: Session) -> ServerInfo:
     update = {
         "python": "",
         "interpreter": "",
-        "environment": [f"{interpreter.language} {version}, a kernel that the operator has named"],
+        "uv_version": "",
+        "environment": [
+            f"{interpreter.language} {version}".rstrip() + ", a kernel that the operator has named"
+        ],
         "packages": [],
         "packages_more": 0,
         "listed_by": [],

@@ -222,7 +222,7 @@ def register(box: Toolbox, services: ToolContext) -> None:
 
 def _row_of(variable: Variable) -> str:
     """Return a line about a variable: name, type, shape or length, size, preview."""
-    shape = f"({', '.join(map(str, variable.shape))})" if variable.shape else ""
+    shape = ", ".join(map(str, variable.shape or ()))
     length = f"{variable.length:,} long" if variable.length is not None and not shape else ""
     size = f"{variable.size:,} bytes" if variable.size is not None else ""
     words = (

@@ -66,6 +66,8 @@ async def test_the_next_server_has_them_and_names_what_it_has_not(state: Path) -
         assert "Continued from" in answer.text
         assert sorted(lost(answer)) == ["act", "con"]
         assert "con (it is an open connection)" in answer.text
+        script = await notebook.call("export_notebook", session="r", path="a.R", format="script")
+        assert not script.failed, script.text
         about = await notebook.call("list_files", session="r")
         assert ".kernel-mcp" not in about.text
 

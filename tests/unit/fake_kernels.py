@@ -25,6 +25,7 @@ from kernel_mcp.launch.network import Network, NetworkAccess
 from kernel_mcp.launch.process import StartReport
 from kernel_mcp.limits.kernel import KernelLimits
 from kernel_mcp.linux.proc import ExitStatus, Usage
+from kernel_mcp.notebooks.metadata import PYTHON_METADATA
 from kernel_mcp.output.items import Failure, Stream
 from kernel_mcp.policy import Policy
 from kernel_mcp.sessions.capacity import Bound, Capacity
@@ -49,6 +50,7 @@ class FakeKernel:
     extended = True
     snapshots = None
     place = ""
+    notebook_metadata = PYTHON_METADATA
     environment = KernelEnvironment(Path("python"), ())
     policy = Policy(frozenset(), allow_all=True)
 
