@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import contextlib
 import fnmatch
+import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -24,8 +25,11 @@ from kernel_mcp.kernelspecs.spec import Kernelspec
 from kernel_mcp.output.items import Stream
 from kernel_mcp.output.text import one_line
 
+logger = logging.getLogger(__name__)
+
 TEXT_CHARS = 80
 ERROR_CHARS = 500
+UNPREPARED = "what this server adds to kernels of this language did not fit its version"
 
 
 class SpecKernel(JupyterKernel):
@@ -67,11 +71,21 @@ class SpecKernel(JupyterKernel):
             said = f". It wrote:\n{output[-2000:]}" if output else "."
             raise LaunchError(f"{what}{said}")
         if self._language.start:
-            await self.evaluate(self._language.start, timeout)
+            await self._prepare(timeout)
         if self._language.programs:
             self.handle.process.start.tail.heard = self._on_written
         version = one_line(str(self.language_info.get("version", "")))[:TEXT_CHARS]
         self.environment = replace(self.environment, version=version)
+
+    async def _prepare(self, timeout: float) -> None:
+        """Run the code that makes a fresh kernel ready; another version of it may need none."""
+        try:
+            await self.evaluate(self._language.start, timeout)
+        except LaunchError as reason:
+            if self.exit is not None:
+                raise
+            logger.warning("the kernel of %s is as it is: %s", self.spec.display_name, reason)
+            self.handle.report.boundary += (UNPREPARED,)
 
     def _on_message(self, channel: Channel, message: Message) -> None:
         if channel != "control":

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.agent import Agent
+from tests.integration.agent import Agent, agent
 from tests.integration.servers import Servers
 
 pytestmark = pytest.mark.anyio
@@ -175,3 +175,18 @@ async def test_pages_are_output_and_a_request_to_end_says_what_does(notebook: Ag
 async def test_output_of_programs_is_shown_once(notebook: Agent) -> None:
     answer = await notebook.run("import os; s = os.system('echo hi'); print('a')", session="stock")
     assert sorted(answer.text.split()) == ["a", "hi"]
+
+
+async def test_a_kernel_to_which_nothing_can_be_added_runs_all_the_same(tmp_path: Path) -> None:
+    spec = json.loads((SPEC / "kernel.json").read_text())
+    program = str(Path(sys.executable))
+    folder = tmp_path / "spec"
+    folder.mkdir()
+    made = {**spec, "argv": [program, *spec["argv"][1:]], "language": "R"}
+    (folder / "kernel.json").write_text(json.dumps(made))
+    async with agent("--kernel", f"odd={folder}") as other:
+        opened = await other.call("create_session", name="odd", language="odd")
+        assert not opened.failed, opened.text
+        assert (await other.run("6 * 7", session="odd")).text == "42"
+        about = await other.call("info", session="odd")
+        assert "did not fit its version" in "".join(about.data["sandbox_found"])
