@@ -19,7 +19,7 @@ from kernel_mcp.kernels.jupyter import JupyterKernel
 from kernel_mcp.kernels.kernel import DRAIN_S
 from kernel_mcp.kernels.message_codec import Message, whole_number
 from kernel_mcp.kernels.run import Run
-from kernel_mcp.kernelspecs.languages import LANGUAGES, Language, filled
+from kernel_mcp.kernelspecs.languages import filled, language_of
 from kernel_mcp.kernelspecs.snapshots import FileSnapshots
 from kernel_mcp.kernelspecs.spec import Kernelspec
 from kernel_mcp.output.items import Stream
@@ -40,7 +40,7 @@ class SpecKernel(JupyterKernel):
     ) -> None:
         """See `Kernel`; it sees the folder `workspace` at the path `seen_at`."""
         self.spec = spec
-        self._language = LANGUAGES.get(spec.language.lower(), Language())
+        self._language = language_of(spec)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         super().__init__(*arguments, **named)
         if (code := self._language.dump) is not None:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from importlib.resources import files
 
 from kernel_mcp.kernelspecs.snapshots import R_READ, R_WRITE, DumpCode
+from kernel_mcp.kernelspecs.spec import Kernelspec
 from kernel_mcp.policy import Policy
 from kernel_mcp.policy.missing import advice
 from kernel_mcp.records import dataclass
@@ -33,6 +34,7 @@ _VALUES = re.compile(r"\b(?:CODE|MATCH|PATTERN|OFFSET)\b")
 class Language:
     """Snippets of one language; an empty one is a question that its kernels do not answer.
 
+    options    names of programs, each with an option that it gets besides
     start      makes a fresh kernel ready, and prints null
     variables  prints {"variables": objects as `list_variables` has them, "omitted": number of
                others}, for names that contain MATCH or fit the regular expression PATTERN, from
@@ -47,6 +49,7 @@ class Language:
     dump       writes and reads dumps of variables
     """
 
+    options: tuple[tuple[str, str], ...] = ()
     start: str = ""
     variables: str = ""
     packages: str = ""
@@ -139,6 +142,7 @@ told <- tryCatch({ parse(text = CODE, keep.source = FALSE); NULL }, error = func
 })""")
 LANGUAGES: Mapping[str, Language] = {
     "r": Language(
+        options=(("R", "--no-restore-data"),),  # a fresh kernel has no variables
         start=files(__package__).joinpath("start.R").read_text("utf-8"),
         variables=_R_VARIABLES,
         packages=_R_PACKAGES,
@@ -155,3 +159,8 @@ LANGUAGES: Mapping[str, Language] = {
     )
 }
 """The known languages, by the lower-case name in a kernel spec."""
+
+
+def language_of(spec: Kernelspec) -> Language:
+    """Return the language of a kernel spec, which may be one without snippets."""
+    return LANGUAGES.get(spec.language.lower(), Language())

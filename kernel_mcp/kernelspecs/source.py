@@ -16,7 +16,7 @@ from kernel_mcp.environments.uv import ProgressCallback
 from kernel_mcp.kernels.channels import Floods
 from kernel_mcp.kernels.factory import KernelFactory, KernelRequest
 from kernel_mcp.kernels.interpreter import PYTHON, Interpreter
-from kernel_mcp.kernelspecs.languages import LANGUAGES, Language
+from kernel_mcp.kernelspecs.languages import language_of
 from kernel_mcp.kernelspecs.spec import Kernelspec, read_kernelspec
 from kernel_mcp.launch.base import START_TIMEOUT_S, LaunchRequest, Program
 from kernel_mcp.launch.process import Launcher
@@ -42,7 +42,7 @@ POLICY = Policy(frozenset(), allow_all=True, profile="default", step=step)
 
 def interpreter_of(spec: Kernelspec) -> Interpreter:
     """Return the interpreter of a kernel spec."""
-    language = LANGUAGES.get(spec.language.lower(), Language())
+    language = language_of(spec)
     lacking = {
         "undo": _NO_COPIES,
         "branch": _NO_COPIES,
@@ -109,6 +109,9 @@ class SpecSource:
         from kernel_mcp.kernelspecs.kernel import SpecKernel
 
         spec = self._spec
+        program, *arguments = spec.argv
+        known = language_of(spec).options
+        options = [option for name, option in known if name == Path(program).name]
         await progress(f"Starting {spec.display_name}")
         own, _ = await self._factory.environment(replace(request, interpreter=PYTHON), progress)
         environment = replace(own, readonly=(*own.readonly, *spec.readonly), packages=())
@@ -120,7 +123,7 @@ class SpecSource:
                 limits=request.limits or self._settings.limits,
                 workspace=request.workspace,
                 variables=(*self._settings.kernel_environment, *self._variables),
-                program=Program(spec.argv, spec.env),
+                program=Program((program, *options, *arguments), spec.env),
             )
         )
         kernel = SpecKernel(

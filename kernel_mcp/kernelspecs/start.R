@@ -4,7 +4,7 @@
 # evaluates cells by the package evaluate, old versions of which lose the output of an expression
 # that is interrupted, report no overflow of the C stack, and collect lines in time that grows with
 # the square of their number.
-local({
+try(silent = TRUE, local({
   most <- 1e6 # characters of a text
   own <- path.expand("~/.R/library") # the session's packages
   Sys.setenv(R_LIBS_USER = own)
@@ -21,6 +21,9 @@ local({
   })
   put(asNamespace("utils"), "install.packages", install)
   put(as.environment("package:utils"), "install.packages", install)
+  space <- asNamespace("evaluate")
+  call <- get0("evaluate_call", space, inherits = FALSE)
+  known <- is.function(call) && all(c("try", "watchout", "eHandler") %in% all.names(body(call)))
   for (frame in sys.frames()) if (methods::is(executor <- get0(".self", frame), "Executor")) {
     kernel <- environment(executor$handle_stdin)
     executor$handle_stdin <- function() {
@@ -43,16 +46,14 @@ local({
     }
     # outside of cells an interrupt would end the kernel: there it waits, and is dropped
     handle <- kernel$handle_shell
-    put(kernel, "handle_shell", function() {
+    if (known) put(kernel, "handle_shell", function() {
       .Internal(interruptsSuspended(TRUE))
       tryCatch(allowInterrupts(Sys.sleep(0)), interrupt = identity)
       handle()
     })
     break
   }
-  space <- asNamespace("evaluate")
-  call <- get0("evaluate_call", space, inherits = FALSE)
-  if (is.function(call) && all(c("try", "watchout", "eHandler") %in% all.names(body(call)))) {
+  if (known) {
     own <- list2env(list(most = most), parent = space)
     local(envir = own, {
       try <- function(expr, silent) {
@@ -98,5 +99,5 @@ local({
     environment(call) <- own
     put(space, "evaluate_call", call)
   }
-  cat("null")
-})
+}))
+cat("null")

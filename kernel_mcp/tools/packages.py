@@ -91,8 +91,9 @@ async def _of_kernel(session: Session, match: str, offset: int, characters: int)
         PackageEntry(name=name, version=version, source="installed" if own else "environment")
         for name, (version, own) in sorted(there.items())
     ]
+    interpreter = session.request.interpreter
     listed = PackageList(session=session.handle, python="", packages=[], installable="nothing")
-    head = f"{session.request.interpreter.language} {kernel.environment.version}."
+    head = f"{interpreter.language} {kernel.environment.version}. {interpreter.lacking['install']}"
     return _listed(listed, entries, head, match, offset, characters)
 
 

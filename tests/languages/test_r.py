@@ -308,3 +308,10 @@ async def test_a_data_frame_is_text_for_the_model_and_a_table_in_notebooks(
     await notebook.call("export_notebook", session="r", path="a.ipynb")
     written = await notebook.run("cat(readLines('a.ipynb'), sep = '\\n')", session="r")
     assert "&lt;b&gt;" in written.text or written.cell["omitted"] > 0
+
+
+async def test_a_fresh_kernel_has_no_variables_of_an_image(notebook: Agent) -> None:
+    await notebook.run("mine <- 1; save.image()", session="r")
+    await notebook.call("reset", session="r")
+    assert (await notebook.run("exists('mine')", session="r")).text == "[1] FALSE"
+    assert (await notebook.run("load('.RData'); mine", session="r")).text == "[1] 1"
