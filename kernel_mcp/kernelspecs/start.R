@@ -73,9 +73,9 @@ try(silent = TRUE, local({
         depth <- sink.number()
         take <- function(tell) {
           if (!isTRUE(tryCatch(isOpen(con), error = identity))) return() # code has closed all
-          cat("\n", file = con) # ends the last line
-          lines <- readLines(con, warn = FALSE, skipNul = TRUE)
-          text <- iconv(paste(lines, collapse = "\n"), "UTF-8", "UTF-8", "byte")
+          bytes <- raw()
+          while (length(more <- readBin(con, "raw", most))) bytes <- c(bytes, more)
+          text <- iconv(rawToChar(bytes[bytes != 0]), "UTF-8", "UTF-8", "byte")
           for (part in seq_len(ceiling(nchar(text) / most)))
             tell(substr(text, (part - 1) * most + 1, part * most))
         }

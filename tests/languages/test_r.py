@@ -141,6 +141,9 @@ async def test_much_output_is_bounded_and_keeps_variables(notebook: Agent) -> No
 async def test_printed_bytes_that_are_no_text_are_shown_as_numbers(notebook: Agent) -> None:
     answer = await notebook.run("cat('a\\xff b\\n'); cat('no line end'); 1", session="r")
     assert answer.text == "a<ff> b\nno line end\n[1] 1"
+    bar = "b <- txtProgressBar(0, 50, style = 3); for (i in 1:50) setTxtProgressBar(b, i); close(b)"
+    answer = await notebook.run(f"cat('a\\rb\\n'); {bar}", session="r")
+    assert (answer.text.splitlines()[0], answer.text.count("%")) == ("b", 1)
 
 
 async def test_sinks_of_a_cell_end_with_it(notebook: Agent) -> None:
