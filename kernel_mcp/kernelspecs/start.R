@@ -1,10 +1,10 @@
-# Runs once in each R kernel, as a hidden cell; prints null.
+# Runs once in each R kernel, as a hidden cell; prints null if it fits.
 #
 # Packages are installed into the workspace. IRkernel waits for ever where nobody can be asked. It
 # evaluates cells by the package evaluate, old versions of which lose the output of an expression
 # that is interrupted, report no overflow of the C stack, and collect lines in time that grows with
 # the square of their number.
-try(silent = TRUE, local({
+local({
   most <- 1e6 # characters of a text
   own <- path.expand("~/.R/library") # the session's packages
   Sys.setenv(R_LIBS_USER = own)
@@ -99,5 +99,5 @@ try(silent = TRUE, local({
     environment(call) <- own
     put(space, "evaluate_call", call)
   }
-}))
-cat("null")
+  if (known) cat("null")
+})
