@@ -183,6 +183,8 @@ SIGNALLED = 128
 INTERRUPT_EVERY_S = 0.5
 """Seconds between interrupts. Several are sent, as a kernel ignores one that arrives just before
 the cell begins."""
+RARELY_S = 2.0
+"""The same for other kernels: many give no answer if the next one arrives while they handle one."""
 DEATH_TIMEOUT_S = 5.0
 NOTABLE_PEAK = 4 * MIB
 """Bytes by which a peak must exceed the memory after its cell to be reset for the next one."""
@@ -317,6 +319,7 @@ async def stop(kernel: Kernel, run: Run, grace_s: float, cell: Cell) -> bool:
     `grace_s`. A reset or close ends the period at once.
     """
     pids = [kernel.handle.pid] if kernel.handle.pid > 0 else []  # an external one has none here
+    every = INTERRUPT_EVERY_S if kernel.extended else RARELY_S
     left, latest = grace_s, anyio.current_time() + silence.PATIENCE * grace_s
     try:
         with anyio.CancelScope() as grace:
@@ -324,10 +327,10 @@ async def stop(kernel: Kernel, run: Run, grace_s: float, cell: Cell) -> bool:
             while left > 0 and anyio.current_time() < latest and not run.finished.is_set():
                 kernel.interrupt()
                 before, used = silence.computed_s(pids), _used_s(kernel)
-                with anyio.move_on_after(min(INTERRUPT_EVERY_S, max(left, TICK_S))):
+                with anyio.move_on_after(min(every, max(left, TICK_S))):
                     await run.finished.wait()
-                spent = silence.spent_s(before, silence.computed_s(pids), INTERRUPT_EVERY_S)
-                left -= max(spent, min(_used_s(kernel) - used, INTERRUPT_EVERY_S))
+                spent = silence.spent_s(before, silence.computed_s(pids), every)
+                left -= max(spent, min(_used_s(kernel) - used, every))
     finally:
         cell.watch_stop(None)
     if run.finished.is_set():

@@ -13,8 +13,8 @@ from typing import Any
 from mcp import StdioServerParameters
 from mcp.client import Client
 
-from tests.integration.agent import Agent, Answer, command
-from tests.integration.jupyter_kernels import by_file
+from tests.integration.agent import PREFIX, Agent, Answer, command
+from tests.integration.jupyter_kernels import by_file, jupyter_server
 from tests.languages.kernels import kernel_flag
 
 IMPATIENT = """
@@ -25,7 +25,7 @@ from kernel_mcp.cli import main
 sys.exit(main())
 """
 """A server that asks silent kernels at once, and again and again, whether a cell still runs."""
-SMALL = ("--memory", "1500M", "--pids", "100", "--disk", "50M")
+SMALL = ("--memory", "1500M", "--pids", "100", "--disk", "50M", "--grace", "30")
 
 
 @dataclass(frozen=True)
@@ -155,9 +155,9 @@ class Kind:
     late: bool = False
 
     @property
-    def attached(self) -> bool:
-        """True for a kernel that somebody else has started."""
-        return self.name == "attached"
+    def elsewhere(self) -> bool:
+        """True for a kernel outside the sandbox."""
+        return self.name in ("attached", "remote")
 
 
 COLD = ("--warm", "0", "--no-template")
@@ -166,10 +166,17 @@ KINDS = (
     Kind("cold", PYTHON, COLD),
     Kind("stock", PYTHON, COLD, "stock", drops=True),
     Kind("attached", PYTHON, COLD, drops=True),
+    Kind("remote", PYTHON, COLD, "lab", drops=True),
     Kind("r", R, COLD, "r"),
     Kind("bash", BASH, COLD, "bash", drops=True),
     Kind("deno", DENO, COLD, "deno", survives=False, drops=True, late=True),
 )
+
+
+def words(text: str) -> list[str]:
+    """The words of an answer without those of the server."""
+    lines = [line for line in text.splitlines() if not line.startswith(PREFIX)]
+    return " ".join(lines).replace("'", "").replace('"', "").replace("[1]", "").split()
 
 
 class Opened:
@@ -179,15 +186,15 @@ class Opened:
         self.kind, self.agent, self.session = kind, agent, session
         self.language = kind.language
         self._folder = folder
-        """Folder that an attached kernel shares with the test."""
+        """Folder that a kernel outside the sandbox shares with the test."""
 
     def path(self, name: str) -> str:
         """The path of a file, as code of the session has it."""
-        return str(self._folder / name) if self.kind.attached else name
+        return str(self._folder / name) if self.kind.elsewhere else name
 
     async def make(self, name: str, content: str = "") -> None:
         """Make a file of the workspace."""
-        if self.kind.attached:
+        if self.kind.elsewhere:
             (self._folder / name).write_text(content)
             return
         made = await self.call("write_file", path=name, content=content)
@@ -200,6 +207,19 @@ class Opened:
         """Run a snippet, with a file or a command in it."""
         code = self.language.at(code, text)
         return await self.agent.run(code, session=self.session, **arguments)
+
+    async def works(self) -> None:
+        """Check that cells run, and that their output comes, as far as it comes in time."""
+        answer = await self.run(self.language.prints)
+        assert answer.status == "ok", answer.text
+        assert self.kind.late or words(answer.text) == ["a", "b", "c"]
+
+    async def read(self, path: str) -> list[str]:
+        """Let code print a file, whose words may come with a later answer."""
+        said = words((await self.run(self.language.reads, path)).text)
+        while said == ["(no", "output)"] and self.kind.late:
+            said = words((await self.run(self.language.keeps)).text)
+        return [word for word in said if word not in ("(no", "output)")]
 
     async def begin(self, code: str, text: str = "", **arguments: Any) -> Answer:
         """Run a snippet that does not end, until it has printed `begun`."""
@@ -218,9 +238,14 @@ async def opened(kind: Kind, folder: Path) -> AsyncIterator[Opened]:
     async with AsyncExitStack() as stack:
         flags = (*SMALL, *kind.flags)
         wanted: dict[str, Any] = {}
-        if kind.attached:
+        if kind.name == "attached":
             theirs = await stack.enter_async_context(by_file(folder / "kernel.json"))
             flags, wanted = (*flags, "--attach", theirs.flag), {"attach": theirs.place}
+        elif kind.name == "remote":
+            server = await stack.enter_async_context(jupyter_server(folder))
+            (folder / "token").write_text(server.token)
+            flag = f"{kind.spec}={server.base}?token-file={folder / 'token'}"
+            flags, wanted = (*flags, "--kernel", flag), {"language": kind.spec}
         elif kind.spec:
             flags, wanted = (*flags, "--kernel", kernel_flag(kind.spec)), {"language": kind.spec}
         usual = command()
