@@ -44,6 +44,8 @@ class JupyterKernel(Kernel):
         self._output_received = anyio.Event()
         self._hidden = ""
         """Id of the hidden cell that runs; empty for none."""
+        self._concealed: set[str] = set()
+        """Ids of hidden cells that have not ended, those that are no longer waited for included."""
         self._printed: list[str] = []
         self._hidden_ended = anyio.Event()
         self._counted_at = 0.0
@@ -104,6 +106,7 @@ class JupyterKernel(Kernel):
         try:
             with self.asking("shell", "execute_request", content) as answer:
                 self._hidden = next(reversed(self._asked))
+                self._concealed.add(self._hidden)
                 with anyio.move_on_after(timeout):
                     await answer.done.wait()
                     await self._hidden_ended.wait()
@@ -131,15 +134,20 @@ class JupyterKernel(Kernel):
     def _on_message(self, channel: Channel, message: Message) -> None:
         if channel == "iopub" and message.parent in self._asked:
             self._output_received.set()
-        if channel == "iopub" and self._hidden and message.parent == self._hidden:
+        if channel == "iopub" and message.parent in self._concealed:
             self._on_hidden(message)
             return
         super()._on_message(channel, message)
 
     def _on_hidden(self, message: Message) -> None:
         text = message.content.get("text")
+        idle = message.kind == "status" and message.content.get("execution_state") == "idle"
+        if idle:
+            self._concealed.discard(message.parent)
+        if message.parent != self._hidden:
+            return
         if message.kind == "stream" and message.content.get("name") == "stdout":
             if isinstance(text, str) and sum(map(len, self._printed)) < MOST_EVALUATED:
                 self._printed.append(text)
-        elif message.kind == "status" and message.content.get("execution_state") == "idle":
+        elif idle:
             self._hidden_ended.set()
