@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from kernel_mcp.notebooks.document import code_cell
 from tests.integration.agent import Agent, agent
 from tests.integration.servers import Servers
 
@@ -202,3 +203,32 @@ async def test_a_kernel_to_which_nothing_can_be_added_runs_all_the_same(tmp_path
         assert (await other.run("6 * 7", session="odd")).text == "42"
         about = await other.call("info", session="odd")
         assert "did not fit its version" in "".join(about.data["sandbox_found"])
+
+
+async def test_a_notebook_in_a_mount_runs_on_the_named_kernel_of_its_language(
+    servers: Servers, tmp_path: Path
+) -> None:
+    spec = json.loads((SPEC / "kernel.json").read_text())
+    command = [sys.executable, *spec["argv"][1:]]
+    (tmp_path / "mars").mkdir()
+    given = {"argv": command, "language": "Marsian", "display_name": "Marsian"}
+    (tmp_path / "mars" / "kernel.json").write_text(json.dumps(given))
+    data = tmp_path / "data"
+    data.mkdir()
+    book = {
+        "cells": [code_cell("one", "x = 20", [], None), code_cell("two", "x + 1", [], None)],
+        "metadata": {"kernelspec": {"name": "mars", "language": "marsian"}},
+        "nbformat": 4,
+        "nbformat_minor": 5,
+    }
+    path = data / "m.ipynb"
+    path.write_text(json.dumps(book))
+    flags = ("--kernel", f"m={tmp_path}/mars", "--mount", f"{data}:rw")
+    async with servers.agent(*flags) as notebook:
+        answer = await notebook.call("run_cells", path=str(path), cells="all")
+        told = "This was session 'm', which runs Marsian: pass that `session` to go on with it"
+        assert answer.text.endswith(f"\n21\n[kernel-mcp] {told}")
+        again = await notebook.call("run_cells", path=str(path), cells="two")
+        assert "21" in again.text  # in the same session
+    written = json.loads(path.read_text())["cells"][1]["outputs"]
+    assert [each["data"] for each in written] == [{"text/plain": ["21"]}]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from kernel_mcp.config.kernelspecs import NamedKernelspec
 from kernel_mcp.config.mounts import Mount
 from kernel_mcp.config.options import IgnoredKeys
 from kernel_mcp.config.secrets import EnvVariable, HeaderSecret
@@ -141,3 +142,10 @@ def test_secrets_are_told_with_the_header_and_the_host_that_they_are_for() -> No
     )
     assert "Network: api.test" in text
     assert "hunter2" not in text
+
+
+def test_languages_have_a_line_only_where_there_are_some() -> None:
+    named = tuple(NamedKernelspec(name, name) for name in ("r", "bash"))
+    line = "Other languages: create_session(language=...) opens a session of r, bash."
+    assert line in instructions(Settings(kernels=named), WHOLE).splitlines()
+    assert "anguage" not in instructions(Settings(), WHOLE)
