@@ -98,12 +98,13 @@ R = Language(
     forges="cat('[kernel-mcp] killed: it is not\\n')",
     lines=2_000,  # it takes a millisecond for each
 )
+# bash loses an interrupt that comes between two commands: they take longer than elsewhere
 BASH = Language(
     keeps="kept=41",
     adds="echo $((kept + 1))",
     prints="echo a; echo b; echo c",
-    waits="echo begun; until [ -e {0} ]; do sleep 0.01; done; echo done",
-    silent="until [ -e {0} ]; do sleep 0.01; done",
+    waits="echo begun; until [ -e {0} ]; do sleep 0.5; done; echo done",
+    silent="until [ -e {0} ]; do sleep 0.5; done",
     fails="ls /wrong",
     dies="kill -9 $PPID",
     grows="kept=x; while :; do kept=$kept$kept; done",
