@@ -67,8 +67,9 @@ NOT_ELSEWHERE = (
     "memory, cpu, network: this server limits nothing at {}, where the code runs; leave them out."
 )
 NOT_WITH_LANGUAGE = (
-    "language: packages, python, fresh and resume are for sessions of Python alone; leave them out."
+    "language: packages and python are for sessions of Python alone; leave them out."
 )
+NOT_KEPT = "language: sessions of {} are not kept; leave fresh and resume out."
 PYTHON_NAMES = ("", "python", "python3", "py", "ipython")
 HEAD_START_S = 0.002
 """Grace period in seconds before `create_session` answers: a pooled kernel is usually ready by
@@ -109,12 +110,23 @@ def register(box: Toolbox, services: ToolContext) -> None:
         limits, limit_s = own_limits(services, memory, cpu), own_timeout(settings, timeout)
         reached = own_network(services, network)
         if (other := interpreter_named(services, language)) is not PYTHON:
-            if any((packages, python, fresh, resume)):
+            if packages or python:
                 raise InputError(NOT_WITH_LANGUAGE)
+            if (fresh or resume) and not other.saves:
+                raise InputError(NOT_KEPT.format(other.language))
             if other.place and any((memory, cpu, network)):
                 raise InputError(NOT_ELSEWHERE.format(other.place))
             return await _with_kernel(
-                services, box.caller(ctx), name, other, report, limit_s, limits, reached
+                services,
+                box.caller(ctx),
+                name,
+                other,
+                report,
+                limit_s,
+                limits,
+                reached,
+                fresh=fresh,
+                resume=resume,
             )
         needs = Needs(scripts.packages(packages), await scripts.python(python, report))
         opened = await open_session(
@@ -260,10 +272,22 @@ async def _with_kernel(
     limit_s: float,
     limits: Limits | None = None,
     network: tuple[str, ...] | None = None,
+    *,
+    fresh: bool = False,
+    resume: bool = False,
 ) -> CallToolResult:
     """Open a session with another kernel than this server's own, and return the answer."""
     opened = await open_with_kernel(
-        services, caller, name, interpreter, report, limit_s, limits, network
+        services,
+        caller,
+        name,
+        interpreter,
+        report,
+        limit_s,
+        limits,
+        network,
+        fresh=fresh,
+        resume=resume,
     )
     which = "handle or the name" if opened.name else "handle"
     about = ATTACHED
@@ -288,10 +312,14 @@ async def open_with_kernel(
     timeout_s: float,
     limits: Limits | None = None,
     network: tuple[str, ...] | None = None,
+    *,
+    fresh: bool = False,
+    resume: bool = False,
 ) -> Session:
     """Open a session with another kernel than this server's own.
 
-    The session is closed if that kernel cannot be started or joined. Raises KernelMcpError.
+    `fresh` and `resume` are those of `SessionManager.create`. The session is closed if that kernel
+    cannot be started or joined. Raises KernelMcpError.
     """
     manager = services.manager
     opened = await manager.create(
@@ -301,6 +329,8 @@ async def open_with_kernel(
         limits=limits,
         network=network,
         interpreter=interpreter,
+        fresh=fresh,
+        resume=resume,
     )
     try:
         await opened.open_kernel(report)

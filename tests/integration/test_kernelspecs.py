@@ -160,6 +160,8 @@ async def test_an_unknown_language_names_those_that_are_there(notebook: Agent) -
     assert "'cobol' is not one of python, stock" in text
     text = await notebook.refused("create_session", language="stock", packages=["six"])
     assert "leave them out" in text
+    text = await notebook.refused("create_session", language="stock", fresh=True)
+    assert "are not kept; leave fresh and resume out" in text
 
 
 @every_way

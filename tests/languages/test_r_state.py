@@ -82,6 +82,15 @@ async def test_a_server_without_that_kernel_keeps_them_for_one_that_has_it(state
         assert "42" in (await notebook.run("x + 1", session="r")).text
 
 
+async def test_fresh_forgets_them(state: Path) -> None:
+    async with server(state) as notebook:
+        await (await opened(notebook)).run("x <- 41", session="r")
+    async with server(state) as notebook:
+        answer = await notebook.call("create_session", name="r", language="r", fresh=True)
+        assert not answer.failed, answer.text
+        assert "object 'x' not found" in (await notebook.run("x", session="r")).text
+
+
 async def test_an_idle_session_is_hibernated_and_comes_back(state: Path) -> None:
     async with server(state, "--idle-timeout", "1s") as notebook:
         await (await opened(notebook)).run("x <- 41", session="r")
