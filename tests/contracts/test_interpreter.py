@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
 
-import anyio
 import pytest
 from mcp_types import TextResourceContents
 
@@ -35,21 +34,15 @@ confined = over(CONFINED)
 
 
 @pytest.fixture(scope="module")
-def folder() -> Iterator[Path]:
-    """A folder with a path that is short enough for sockets."""
-    with tempfile.TemporaryDirectory(dir="/tmp") as path:
-        yield Path(path)
-
-
-@pytest.fixture(scope="module")
-async def shared(kind: Kind, folder: Path) -> AsyncIterator[Opened]:
+async def shared(kind: Kind) -> AsyncIterator[Opened]:
     """A session whose kernel stays."""
-    async with opened(kind, folder) as session:
-        yield session
+    with tempfile.TemporaryDirectory(dir="/tmp") as path:  # short enough for sockets
+        async with opened(kind, Path(path)) as session:
+            yield session
 
 
 @pytest.fixture
-async def own(kind: Kind, tmp_path: Path) -> AsyncIterator[Opened]:
+async def own(kind: Kind) -> AsyncIterator[Opened]:
     """A session of the test's own."""
     with tempfile.TemporaryDirectory(dir="/tmp") as path:
         async with opened(kind, Path(path)) as session:
@@ -58,10 +51,12 @@ async def own(kind: Kind, tmp_path: Path) -> AsyncIterator[Opened]:
 
 @every_kind
 async def test_variables_stay_and_cells_run_one_after_the_other(shared: Opened) -> None:
-    speaks = shared.language
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(shared.run, speaks.keeps)
-    assert "42" in words((await shared.run(speaks.adds)).text)
+    await shared.run(shared.language.keeps)
+    await shared.begin(shared.language.waits, shared.path("order"))
+    behind = await shared.run(shared.language.adds, wait=0.1)
+    assert behind.status == "queued", behind.text
+    await shared.make("order")
+    assert "42" in words((await shared.run(shared.language.adds)).text)
 
 
 @every_kind
