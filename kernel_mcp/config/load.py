@@ -165,6 +165,9 @@ def _checked(settings: Settings, environ: Mapping[str, str]) -> Settings:
             f"--kernel and --profile {settings.profile}: only Python code is checked by a profile; "
             "leave one of the two out"
         )
+    for named in settings.kernels:  # imported before the parts of the server that import at once
+        if named.backend:
+            extensions.load(extensions.INTERPRETERS, named.backend)
     for group in settings.tools:
         if group not in TOOL_GROUPS:
             extensions.load(extensions.TOOLS, group)
