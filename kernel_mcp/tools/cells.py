@@ -453,10 +453,11 @@ def _files(session: Session) -> list[str]:
         listing = session.workspace.list_files(session.workspace.path)
     except WorkspaceError:
         return []
+    own = f"{session.workspace.path}/"  # paths begin so, if sessions begin in a mount
     names = [
         f"{entry.path} ({entry.size:,} bytes)"
         for entry in listing.entries
-        if entry.path != SCRIPT_FILE and not entry.path.startswith(".")  # which kernels write
+        if (path := entry.path.removeprefix(own)) != SCRIPT_FILE and not path.startswith(".")
     ]
     more = len(names) - MOST_FILES
     return [*names[:MOST_FILES], *([f"{more} more"] if more > 0 else [])]
