@@ -117,7 +117,7 @@ one <- function(name) {
     known$length <- length(value)
     known$shape <- I(as.integer(dim(value)))
     if (few(value)) known$size <- as.numeric(utils::object.size(value))
-    known$preview <- clean(substr(trimws(shown(value)), 1, 120))
+    known$preview <- clean(substr(trimws(gsub("[[:space:]]+", " ", shown(value))), 1, 120))
     known
   }, error = function(reason) known)
 }

@@ -174,6 +174,7 @@ async def test_variables_are_described_and_none_is_computed(notebook: Agent) -> 
     assert (found["later"]["type"], found["now"]["type"]) == ("promise", "active binding")
     assert (found["x"]["type"], found["x"]["length"], found["x"]["size"]) == ("numeric", 2, 352)
     assert (found["df"]["type"], found["df"]["shape"]) == ("data.frame", [3, 2])
+    assert found["df"]["preview"].startswith("'data.frame': 3 obs. of 2 variables: ")
     assert (found["m"]["shape"], found["f"]["preview"]) == ([10, 20], "function (y, z)")
     assert found["huge"]["length"] == 2_000_000
     assert 'a "b"\\x0a' in found
