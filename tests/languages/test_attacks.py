@@ -43,7 +43,7 @@ WAYS = {
     "doors": ("--env", "GREETING=hello", "--network", "example.com,db.invalid:5432"),
     "secret": ("--network", "api.example.com", "--secret", "API_TOKEN@api.example.com"),
     "mount": ("--mount",),
-    "strict": ("--mount", ":ro:strict"),
+    "strict": ("--mount", ":/data:ro:strict"),
     "landlock": ("--sandbox", "landlock"),
 }
 FOREIGN = {kind.name: kind for kind in KINDS if kind.name in ("stock", "r", "bash")}
