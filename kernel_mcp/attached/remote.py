@@ -85,7 +85,8 @@ class RemoteKernel(JupyterKernel):
     async def _interrupt(self) -> None:
         with Barrier("interrupting a kernel of a Jupyter server"):
             await self._look()
-            await web.interrupt_kernel(self._server, self._kernel)
+            if self.exit is None:
+                await web.interrupt_kernel(self._server, self._kernel)
 
     async def watch(self) -> None:
         """See `Kernel`; while a cell runs, ask the server whether the kernel is there."""

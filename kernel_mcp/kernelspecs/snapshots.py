@@ -10,7 +10,7 @@ import os
 import secrets
 import stat
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -100,8 +100,7 @@ class FileSnapshots:
         try:
             yield name
         finally:
-            with ExitStack() as held:
-                held.callback((self._workspace / name).unlink, missing_ok=True)
+            (self._workspace / name).unlink(missing_ok=True)
 
     def _fetch(self, name: str, path: Path, most: int) -> tuple[int, str]:
         """Copy the file of a kernel to `path`. Blocking. Raises HibernationError, OSError."""
@@ -110,7 +109,7 @@ class FileSnapshots:
         with open(os.open(self._workspace / name, flags), "rb", buffering=0) as source:
             if not stat.S_ISREG(os.fstat(source.fileno()).st_mode):
                 raise HibernationError("its kernel wrote no file")
-            with open(_created(path), "wb", buffering=0) as target:
+            with open(_created(path), "wb") as target:
                 while piece := source.read(PIECE_BYTES):
                     size += len(piece)
                     if size > most:
@@ -125,7 +124,7 @@ class FileSnapshots:
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
         with (
             open(os.open(path, flags), "rb", buffering=0) as source,
-            open(_created(self._workspace / name), "wb", buffering=0) as target,
+            open(_created(self._workspace / name), "wb") as target,
         ):
             if owner.st_uid != os.geteuid():
                 os.fchown(target.fileno(), owner.st_uid, owner.st_gid)
@@ -146,7 +145,7 @@ unsavable <- function(x, depth) {
   kind <- typeof(x)
   if (kind %in% c("externalptr", "weakref")) return("it refers to memory outside R")
   if (inherits(x, "connection")) return("it is an open connection")
-  if (depth > 40L) return("")
+  if (depth > 400L) return("it is nested too deeply to be searched")
   parts <- list()
   if (kind == "environment") {
     known <- identical(x, home) || isNamespace(x) || nzchar(environmentName(x))
@@ -198,11 +197,14 @@ told <- list(names = I(shown), stored = I(good), groups = list(I(good)), lost = 
 """
 R_READ = """\
 found <- readRDS(FILE)
-for (each in setdiff(found$packages, .packages()))
+attached <- function(each)
   suppressWarnings(suppressMessages(require(each, character.only = TRUE, quietly = TRUE)))
+gone <- Filter(Negate(attached), setdiff(found$packages, .packages()))
+gone <- structure(as.list(rep("it cannot be attached now", length(gone))),
+  names = sprintf("package:%s", gone))
 values <- found$values[setdiff(names(found$values), jsonlite::fromJSON(LEAVE))]
 list2env(values, globalenv())
 shown <- names(values)
-told <- list(names = I(shown[!startsWith(shown, ".")]))
+told <- list(names = I(shown[!startsWith(shown, ".")]), lost = gone)
 """
 """RDS keeps shared environments; attached packages are attached again."""

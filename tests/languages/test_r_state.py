@@ -143,3 +143,21 @@ async def test_a_session_of_r_is_not_taken_for_one_of_python(state: Path) -> Non
         assert "it ran Python, and this session is to have R" in answer.text + told.text
     async with server(state) as notebook:
         assert (await notebook.run("x", session="r")).text.startswith("1")
+
+
+async def test_what_is_nested_or_no_longer_installed_is_kept_or_named(state: Path) -> None:
+    code = """
+    chain <- function(n) { e <- NULL; for (i in seq_len(n)) e <- list2env(list(inner = e)); e }
+    few <- chain(100); many <- chain(1000)
+    deep <- few; while (!is.null(deep$inner)) deep <- deep$inner
+    deep$inner <- textConnection("a")
+    rm(deep)
+    attach(list(one = 1), name = "package:own"); kept <- one
+    """
+    async with server(state) as notebook:
+        assert (await (await opened(notebook)).run(code, session="r")).status == "ok"
+    async with server(state) as notebook:
+        answer = await notebook.run("kept; exists('few')", session="r")
+        assert answer.text.startswith("[1] 1\n[1] FALSE"), answer.text
+        assert sorted(lost(answer)) == ["few", "many", "package:own"]
+        assert "'package:own' (it cannot be attached now)" in answer.text
