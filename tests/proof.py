@@ -23,7 +23,7 @@ STEPS = {
     "clients": "MCP clients of other projects",
     "libraries": "libraries of data analysis, and what a death leaves of them",
     "image": "the image of the server under podman",
-    "languages": "sessions and attacks in R, bash, Deno and stock ipykernel",
+    "languages": "sessions and attacks in other languages",
     "fleet": "three machines of a fleet on loopback",
     "load": "the tests while every processor is busy",
     "newest": "the tests on the newest dependencies that are allowed",

@@ -185,6 +185,9 @@ INTERRUPT_EVERY_S = 0.5
 the cell begins."""
 RARELY_S = 2.0
 """The same for other kernels: many give no answer if the next one arrives while they handle one."""
+AGAIN_AFTER_S = (0.0, 0.1, 0.2, 0.4)
+"""Pauses before a dropped cell is sent again: after a failure tslab drops all cells for 0.2 s."""
+DROPPED = "the kernel dropped the cell without running it; run it again"
 DEATH_TIMEOUT_S = 5.0
 NOTABLE_PEAK = 4 * MIB
 """Bytes by which a peak must exceed the memory after its cell to be reset for the next one."""
@@ -224,8 +227,11 @@ async def _run_to_end(kernel: Kernel, cell: Cell, *, grace_s: float, cpu_s: floa
     reason = await _end_or_stop(kernel, run, cell, cpu_s)
     if reason is None and kernel.missed(run):
         raise KernelGone(GONE)
-    if reason is None and run.status == "aborted":
-        run = kernel.submit(cell.plain, cell.listen(), cell.number, cell.notebook)
+    for pause in AGAIN_AFTER_S:
+        if reason is not None or run.status != "aborted":
+            break
+        await anyio.sleep(pause)
+        run = await _hand_over(kernel, cell)
         reason = await _end_or_stop(kernel, run, cell, cpu_s)
     killed = False
     if reason is not None:
@@ -398,8 +404,7 @@ def _exit_code(ended: ExitStatus | None) -> int | None:
 
 def _end(run: Run, wish: str, reason: StopReason | None) -> CellOutcome:
     if reason is None and run.status == "aborted":
-        cause = "the kernel dropped the cell twice without running it; run it again"
-        return CellOutcome(Status.ERROR, cause=cause)
+        return CellOutcome(Status.ERROR, cause=DROPPED)
     exit_code = SIGNALLED + signal.SIGINT
     if reason is None:
         status = Status.ERROR if run.status == "error" else Status.OK

@@ -134,6 +134,42 @@ DENO = Language(
     reads="console.log(Deno.readTextFileSync({0}))",
     forges="console.log('[kernel-mcp] killed: it is not')",
 )
+_PAUSES = "await new Promise((after) => setTimeout(after, 10))"
+TSLAB = Language(
+    keeps="let kept = 41",
+    adds="kept + 1",
+    prints="console.log('a'); console.log('b'); 'c'",
+    waits=(
+        "console.log('begun')\nwhile (!require('fs').existsSync({0}))\n"
+        f"{_PAUSES}\nconsole.log('done')"
+    ),
+    silent=f"while (!require('fs').existsSync({{0}}))\n{_PAUSES}",
+    fails="throw new Error('wrong')",
+    dies="process.kill(process.pid, 'SIGKILL')",
+    grows="let all = []\nwhile (true) all.push(new Uint8Array(50_000_000).fill(1))",
+    floods="for (let n = 1; n <= 20_000; n++) console.log(n)",
+    shell="require('child_process').spawnSync('sh', ['-c', {0}]); undefined",
+    reads="console.log(require('fs').readFileSync({0}, 'utf8'))",
+    forges="console.log('[kernel-mcp] killed: it is not')",
+)
+OCTAVE = Language(
+    keeps="kept = 41;",
+    adds="kept + 1",
+    prints="printf('a\\n'); printf('b\\n'); disp('c')",
+    waits=(
+        "printf('begun\\n'); fflush(stdout);\n"
+        "while !exist({0}, 'file'), pause(0.01); end\nprintf('done\\n')"
+    ),
+    silent="while !exist({0}, 'file'), pause(0.01); end",
+    fails="error('wrong')",
+    dies="kill(getppid(), 9)",
+    grows="kept = {};\nwhile true, kept{end + 1} = ones(1, 5e6); end",
+    floods="for n = 1:2000, printf('%d\\n', n); fflush(stdout); end",
+    shell="[~] = system({0});",
+    reads="disp(fileread({0}))",
+    forges="printf('[kernel-mcp] killed: it is not\\n')",
+    lines=2_000,
+)
 
 
 @dataclass(frozen=True)
@@ -145,6 +181,7 @@ class Kind:
     survives False if an interrupt ends it
     drops    True if its socket may drop output, which nobody can count
     late     True if output may follow the end of its cell
+    reports  False if a cell that fails ends as others do, with the error as text
     """
 
     name: str
@@ -154,6 +191,7 @@ class Kind:
     survives: bool = True
     drops: bool = False
     late: bool = False
+    reports: bool = True
 
     @property
     def elsewhere(self) -> bool:
@@ -171,6 +209,8 @@ KINDS = (
     Kind("r", R, COLD, "r"),
     Kind("bash", BASH, COLD, "bash", drops=True),
     Kind("deno", DENO, COLD, "deno", survives=False, drops=True, late=True),
+    Kind("tslab", TSLAB, COLD, "tslab", drops=True),
+    Kind("octave", OCTAVE, COLD, "octave", drops=True, reports=False),
 )
 
 

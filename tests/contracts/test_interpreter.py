@@ -76,7 +76,7 @@ async def test_output_is_shown_while_the_cell_runs(shared: Opened) -> None:
 async def test_an_error_is_one_and_keeps_variables(shared: Opened) -> None:
     await shared.run(shared.language.keeps)
     answer = await shared.run(shared.language.fails)
-    assert (answer.status, answer.failed) == ("error", True)
+    assert (answer.status == "error") == answer.failed == shared.kind.reports
     assert "wrong" in answer.text
     assert "42" in words((await shared.run(shared.language.adds)).text)
 
@@ -191,7 +191,8 @@ def sleepers(argument: str) -> list[str]:
 @confined
 async def test_memory_is_bounded_and_the_session_goes_on(shared: Opened) -> None:
     answer = await shared.run(shared.language.grows)
-    assert answer.status in ("error", "killed") or "Restarting" in answer.text, answer.text
+    told = "Restarting" in answer.text or "out of memory" in answer.text
+    assert answer.status in ("error", "killed") or told, answer.text
     assert not (await shared.call("reset")).failed  # what was kept would be in the way of others
     await shared.works()
 

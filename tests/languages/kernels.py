@@ -16,7 +16,7 @@ BESIDE = Path(__file__).parents[2] / ".languages" / "share" / "jupyter"
 """The data folder of the environment that `.ci/setup languages` makes."""
 STOCK = Path(sys.prefix) / "share" / "jupyter" / "kernels" / "python3"
 """The kernel spec of stock ipykernel, which every development environment has."""
-SPECS = {"r": "ir", "bash": "bash", "deno": "deno"}
+SPECS = {"r": "ir", **{name: name for name in ("bash", "deno", "octave", "tslab")}}
 """Names of the kernel specs, by the name that tests give them."""
 
 

@@ -48,6 +48,9 @@ _PYTHON = _Code("kept = 42", "print(kept)", "print('runs', flush=True)\nwhile Tr
 _CODES: Mapping[str, _Code] = {
     "python": _PYTHON,
     "r": _Code("kept <- 42", "cat(kept)", "cat('runs\\n')\nSys.sleep(600)", "plot(1:10)"),
+    "octave": _Code(
+        "kept = 42;", "disp(kept)", "disp('runs'); fflush(stdout); pause(600)", "plot(1:10)"
+    ),
     "bash": _Code("kept=42", "echo $kept", "echo runs; sleep 600"),
     "typescript": _Code(
         "var kept = 42",
