@@ -31,7 +31,6 @@ from kernel_mcp.config.attachments import Attachment
 from kernel_mcp.errors import LaunchError
 from kernel_mcp.kernels.channels import (
     BURST_S,
-    OVERHEAD_BYTES,
     Channel,
     ChannelListener,
     Floods,
@@ -45,6 +44,8 @@ from kernel_mcp.units import MIB
 PROTOCOL = "v1.kernel.websocket.jupyter.org"
 TIMEOUT_S = 20.0
 """Seconds that a Jupyter server has to answer."""
+MOST_RECEIVED = 8 * MAX_MESSAGE_BYTES
+"""Maximum bytes of a message: a larger one ends the connection, and the variables are lost."""
 PING_S = 20.0
 """Seconds between pings: a server that does not answer one counts as gone."""
 MOST_PINGS = 1000
@@ -200,7 +201,7 @@ async def joined(server: Attachment, kernel: str) -> WebSocketClientConnection:
         found = await websocket_connect(
             request,
             subprotocols=[PROTOCOL],
-            max_message_size=MAX_MESSAGE_BYTES + OVERHEAD_BYTES,
+            max_message_size=MOST_RECEIVED,
             ping_interval=PING_S,
         )
     except HTTPClientError as reason:
@@ -317,8 +318,13 @@ class WebChannels(KernelChannels):
             channel, *frames = unpacked(message)
         except WireError:
             return  # not of the protocol's shape
-        if (name := CHANNELS.get(channel)) is not None:
+        name = CHANNELS.get(channel)
+        if name is not None and len(message) <= MAX_MESSAGE_BYTES:
             self._deliver(name, frames)
+        elif name == "iopub":
+            self._leave_out(len(message))
+        elif name is not None:  # a cell without its reply would not end
+            self._socket.close()
 
     def _hurry(self, option: int) -> None:
         if self._stream is not None and self._stream.socket is not None:

@@ -160,6 +160,11 @@ class KernelChannels(ABC):
                 reason = reason_of(barrier.failure)
                 self._listener.refused(f"the server could not take it in: {reason}")
 
+    def _leave_out(self, size: int) -> None:
+        self.received += 1
+        with Barrier("telling that a message was lost"):
+            self._listener.refused(f"an output of {size / 1e6:.1f} MB; write it to a file")
+
     def _take_in(self, channel: Channel, frames: Sequence[bytes]) -> None:
         try:
             message = self.wire.decode(frames)
@@ -198,7 +203,8 @@ class Channels(KernelChannels):
 
         If they are `opened`, the greeting and subscription were sent over them before. `floods` is
         shared by all kernels of the event loop. With `reads_ahead`, output is received during rests
-        too: for kernels on a PUB socket, which drop what is not read in time.
+        too: for kernels on a PUB socket, which drop what is not read in time. An output that is too
+        large is then left out, and does not end the connection.
         """
         super().__init__(wire or MessageCodec(connection.key), listener)
         self._floods = floods or Floods()
@@ -278,7 +284,14 @@ class Channels(KernelChannels):
     ) -> None:
         limit = MAX_MESSAGE_BYTES + OVERHEAD_BYTES
         try:
-            line = ZmtpClient(place, kind, max_bytes=limit, loop=self._loop, opened=opened)
+            line = ZmtpClient(
+                place,
+                kind,
+                max_bytes=limit,
+                loop=self._loop,
+                opened=opened,
+                leaves_out=self._reads_ahead and channel == "iopub",
+            )
         except OSError as error:
             self._loop.call_soon(self._break, f"its {channel} channel cannot be opened: {error}")
             return
@@ -306,7 +319,9 @@ class Channels(KernelChannels):
         try:
             while line is not None:
                 frames = line.message()
-                if frames is not None:
+                if frames is not None and line.left_out:
+                    self._leave_out(line.left_out)
+                elif frames is not None:
                     self._deliver(channel, frames)
                     line = self._lines.get(channel)
                 elif more:

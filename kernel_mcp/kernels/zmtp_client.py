@@ -35,16 +35,17 @@ class ZmtpClient:
         max_bytes: int,
         loop: asyncio.AbstractEventLoop,
         opened: bool = False,
+        leaves_out: bool = False,
     ) -> None:
         """`place` is the path on which the kernel listens, or a socket that is connected to it.
 
         The socket is closed with the connection. `opened` means that the greeting and subscription
         were sent before. Messages are held until the handshake is complete, because some kernels
-        disconnect a client that does not wait for it.
+        disconnect a client that does not wait for it. `leaves_out` is that of `Decoder`.
         """
         self.unread = False
         self._loop = loop
-        self._decoder = Decoder(max_bytes)
+        self._decoder = Decoder(max_bytes, leaves_out=leaves_out)
         self._held: list[bytes] = []
         """Messages to send after the handshake; the first is the subscription to all topics."""
         if socket_type == b"SUB" and not opened:
@@ -83,6 +84,11 @@ class ZmtpClient:
     def waiting(self) -> int:
         """Number of bytes that were received and not decoded."""
         return self._decoder.waiting
+
+    @property
+    def left_out(self) -> int:
+        """Number of bytes that the last message lacks, as it was too large."""
+        return self._decoder.left_out
 
     def read(self) -> bool:
         """Receive some bytes; return True if there may be more. Raises EOFError at the end."""

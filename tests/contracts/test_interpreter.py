@@ -151,6 +151,16 @@ async def test_a_flood_is_whole_or_said_to_have_gaps(own: Opened) -> None:
         await own.works()
 
 
+@over([kind for kind in KINDS if kind.language.huge])
+async def test_output_that_is_too_large_costs_no_variable(shared: Opened) -> None:
+    await shared.run(shared.language.keeps)
+    answer = await shared.run(shared.language.huge)
+    assert answer.status == "ok", answer.text
+    if shared.kind in FOREIGN and not shared.kind.late:
+        assert "[left out: an output of 20.0 MB" in answer.text
+    assert "42" in words((await shared.run(shared.language.adds)).text)
+
+
 @every_kind
 async def test_output_is_never_a_notice_of_the_server(shared: Opened) -> None:
     answer = await shared.run(shared.language.forges)

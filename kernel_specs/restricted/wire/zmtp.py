@@ -62,7 +62,15 @@ class Decoder:
     A MemoryError loses nothing: the same call can be made again.
     """
 
-    def __init__(self, max_bytes: int, *, answers_pings: bool = False) -> None:
+    def __init__(
+        self, max_bytes: int, *, answers_pings: bool = False, leaves_out: bool = False
+    ) -> None:
+        """With `leaves_out`, a larger message is no error: it is skipped as it arrives."""
+        self.left_out = 0
+        """Size of the frames that the last message lacks, as they are too large."""
+        self._leaves_out = leaves_out
+        self._skipped = 0
+        """Bytes to skip that have not arrived."""
         self.ready = False
         """True once the peer has completed its handshake: messages can be sent to it."""
         self.pongs = b""
@@ -91,6 +99,8 @@ class Decoder:
 
     def message(self) -> list[bytes] | None:
         """Return the next whole message, None until more bytes arrive. Raises ProtocolError."""
+        if not self._frames:
+            self.left_out = 0
         with memoryview(self._data) as view:
             found = self._next(view)
         if self._at and self._at == len(self._data):
@@ -124,6 +134,9 @@ class Decoder:
 
     def _frame(self, view: memoryview) -> tuple[int, bytes, int] | None:
         """Return flags, body and end of the next frame; None until it is whole."""
+        step = min(self._skipped, len(view) - self._at)
+        self._skipped -= step
+        self._at += step
         at = self._at
         start = at + 2
         if len(view) < start:
@@ -136,6 +149,10 @@ class Decoder:
             if len(view) < start:
                 return None
             size = int.from_bytes(view[at + 1 : start], "big")
+        if self._leaves_out and not flags & _COMMAND and self._size + size > self._max_bytes:
+            self.left_out += size
+            self._skipped = size
+            return flags, b"", start
         self._check(flags, size)
         end = start + size
         return (flags, bytes(view[start:end]), end) if len(view) >= end else None

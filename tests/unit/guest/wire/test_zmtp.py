@@ -60,6 +60,24 @@ def test_what_is_encoded_is_decoded_however_it_is_cut(sent: list[list[bytes]], s
     assert found == sent
 
 
+@given(st.lists(FRAMES, max_size=4), st.integers(1, 700), st.integers(LIMIT + 1, 3 * LIMIT))
+def test_a_message_that_is_too_large_may_be_left_out_alone(
+    sent: list[list[bytes]], size: int, large: int
+) -> None:
+    made = Decoder(LIMIT, leaves_out=True)
+    last = [*sent, [b"last"]]
+    whole = [encode([b"id", bytes(large), b"end"]) + encode(each) for each in last]
+    data = HANDSHAKE + b"".join(whole)
+    found = []
+    for start in range(0, len(data), size):
+        made.feed(data[start : start + size])
+        while (message := made.message()) is not None:
+            found.append((made.left_out, message))
+        assert made.waiting <= LIMIT
+    assert found[1::2] == [(0, each) for each in last]
+    assert found[::2] == [(large, [b"id", b"", b"end"])] * len(last)
+
+
 @given(st.lists(st.binary(max_size=200), max_size=20))
 def test_random_bytes_are_refused_or_waited_for(pieces: list[bytes]) -> None:
     made = Decoder(LIMIT)
