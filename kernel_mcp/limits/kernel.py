@@ -18,7 +18,7 @@ from kernel_mcp.limits.group import BEHIND, EQUAL, SHELL, KernelGroup
 from kernel_mcp.limits.groups import Membership
 from kernel_mcp.limits.meter import Gauge, Unmeasurable, plainly
 from kernel_mcp.limits.quota import FolderQuota
-from kernel_mcp.linux.proc import ExitStatus, Usage, family
+from kernel_mcp.linux.proc import ExitStatus, Usage, family, has_own_pids
 from kernel_mcp.sandbox.base import SandboxCommand
 from kernel_mcp.units import MIB
 
@@ -137,6 +137,8 @@ class KernelLimits:
         self._membership = membership
         self._forget = forget
         self._roots: list[int] = []
+        self._contained = False
+        """A root has a pid namespace of its own. It keeps that, and so no later look reads it."""
         self._apart: dict[int, int] = {}
         self._faults = Faults(session)
         self._activity = Activity(self._everyone)
@@ -454,8 +456,11 @@ class KernelLimits:
 
     def _everyone(self) -> list[int]:
         """Return process ids of the group, or of the admitted processes and their descendants."""
-        found = self.group.processes() if self.group is not None else list(family(self._roots))
-        return found[:MOST_PROCESSES]
+        if self.group is not None:
+            return self.group.processes()[:MOST_PROCESSES]
+        if not self._contained:
+            self._contained = any(map(has_own_pids, self._roots))
+        return list(family(self._roots, contained=self._contained))[:MOST_PROCESSES]
 
     def _processes(self) -> list[int]:
         """Return the process ids without checkpoints that wait."""

@@ -77,8 +77,8 @@ def _temporary(name: str, processes: Sequence[int]) -> int:
     """Return the bytes in a private temporary folder, read through any live process; 0 for none."""
     for pid in reversed(processes):
         with ignore_missing:
-            folder = Path(f"/proc/{pid}/root/{name}")
-            if folder.stat().st_dev not in _shared_devices():
+            folder = f"/proc/{pid}/root/{name}"
+            if os.stat(folder).st_dev not in _shared_devices():  # noqa: PTH116  # read often
                 found = os.statvfs(folder)
                 size = (found.f_blocks - found.f_bfree) * found.f_frsize
                 return size + (found.f_files - found.f_ffree) * INODE_BYTES
@@ -213,10 +213,12 @@ def _ask(waiting: list[int], found: dict[int, Memory]) -> None:
             return
 
 
+HANDOVER_S = 0.00015
+"""CPU seconds of other threads for a look: a task, a thread and its result."""
 HEAVY_NS = 50_000_000
 """CPU nanoseconds after which the next look is due at once; a busy processor needs 5 ms for some
 50 MB of fresh memory."""
-LOOKS = 20
+LOOKS = 40
 """Looks at kernels that compute less, together, use at most 1/`LOOKS` of a processor."""
 ALMOST = 0.95
 """Fraction of the memory limit: an OOM kill at a lower peak means that the machine ran out."""
@@ -314,7 +316,7 @@ class Gauge:
         used = self._memory.since()
         if used is None or used > HEAVY_NS:
             return True
-        pause_s = self._memory.cost_s * LOOKS * (1 + others)
+        pause_s = (self._memory.cost_s + HANDOVER_S) * LOOKS * (1 + others)
         return used > 0 and time.monotonic() - self._memory.looked_at >= pause_s
 
     async def too_much(self) -> bool:

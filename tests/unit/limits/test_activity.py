@@ -204,7 +204,16 @@ async def test_light_work_is_looked_at_the_less_often_the_more_kernels_there_are
     assert kernel.memory_due(1000)
 
 
-def test_processes_with_a_pid_namespace_of_their_own_are_known(worker: Worker) -> None:
+def test_processes_with_a_pid_namespace_of_their_own_are_known(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    def counted(pid: int) -> bool:
+        asked.append(pid)
+        return has_own_pids(pid)
+
+    monkeypatch.setattr("kernel_mcp.limits.kernel.has_own_pids", counted)
     assert not has_own_pids(worker.popen.pid)
     assert not has_own_pids(2**22 + 1)
     argv = [
@@ -222,4 +231,9 @@ def test_processes_with_a_pid_namespace_of_their_own_are_known(worker: Worker) -
         apart.stdout.readline()
         first, inside = tree(apart.pid)
         assert (has_own_pids(first), has_own_pids(inside)) == (False, True)
+        kernel = limits()
+        for root in (first, inside, inside):
+            kernel.admit([root])
+            assert kernel._everyone() == [first, inside]
+        assert asked == [first, first, inside]  # no look reads again what has been found
         apart.kill()

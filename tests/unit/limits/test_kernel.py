@@ -229,7 +229,7 @@ class Processes:
         monkeypatch.setattr(meter, "plainly", lambda _pid: self._told(self.sees))
         monkeypatch.setattr(meter, "closely", lambda _pid: self._told(self.share))
         monkeypatch.setattr(meter, "files_in_memory", lambda _processes: 0)
-        monkeypatch.setattr(kernel_module, "family", lambda _roots: [1, 2, 3, 4])
+        monkeypatch.setattr(kernel_module, "family", lambda _roots, **_: [1, 2, 3, 4])
 
     def _told(self, size: int) -> Memory:
         if self.failure is not None:
