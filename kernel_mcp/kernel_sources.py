@@ -32,13 +32,12 @@ def _source(named: NamedKernelspec, context: KernelContext) -> NamedSource:
         return RemoteSource(named.name, named.server, context.masks)
     if named.backend:
         return BackendSource(named.name, backend_of(named), context.masks)
-    sandbox = context.assembly.sandbox
     return SpecSource(
         named,
         settings=context.settings,
         factory=context.factory,
         launcher=context.cold,
         masks=context.masks,
-        seen_at=lambda root: sandbox.guest_paths(root, root).workspace,
+        sandbox=context.assembly.sandbox,
         variables=[*context.assembly.network.variables.items()],
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -13,6 +13,7 @@ import anyio
 from kernel_mcp.config.kernelspecs import NamedKernelspec
 from kernel_mcp.config.settings import Settings
 from kernel_mcp.environments.uv import ProgressCallback
+from kernel_mcp.errors import ConfigError
 from kernel_mcp.kernels.channels import Floods
 from kernel_mcp.kernels.factory import KernelFactory, KernelRequest
 from kernel_mcp.kernels.interpreter import PYTHON, Interpreter
@@ -22,6 +23,7 @@ from kernel_mcp.launch.base import START_TIMEOUT_S, LaunchRequest, Program
 from kernel_mcp.launch.process import Launcher
 from kernel_mcp.output.text import Masks
 from kernel_mcp.policy import Policy
+from kernel_mcp.sandbox.base import Sandbox
 
 if TYPE_CHECKING:
     from kernel_mcp.kernels.kernel import Kernel
@@ -82,24 +84,27 @@ class SpecSource:
         factory: KernelFactory,
         launcher: Launcher,
         masks: Masks,
-        seen_at: Callable[[Path], str],
+        sandbox: Sandbox,
         variables: Sequence[tuple[str, str]] = (),
     ) -> None:
         """Raises ConfigError.
 
-        `factory` has the environment of the program that starts the kernel.
-
-        Kernels see a workspace at the path that
-        `seen_at` returns, and have `variables` besides those of the settings.
+        `factory` has the environment of the program that starts the kernel. Kernels have
+        `variables` besides those of the settings.
         """
         self._spec = read_kernelspec(named)
+        if why := self._spec.hindrance(sandbox.name):
+            raise ConfigError(
+                f"--kernel {named}: it cannot start under --sandbox {sandbox.name}: {why}. Leave "
+                "one of the two out, or use --sandbox bwrap."
+            )
         self.interpreter = interpreter_of(self._spec)
         self._policy = replace(POLICY, network=bool(settings.network))
         self._settings = settings
         self._factory = factory
         self._launcher = launcher
         self._masks = masks
-        self._seen_at = seen_at
+        self._sandbox = sandbox
         self._variables = tuple(variables)
         self._floods = Floods()
 
@@ -134,7 +139,7 @@ class SpecSource:
             floods=self._floods,
             spec=spec,
             workspace=request.workspace,
-            seen_at=self._seen_at(request.workspace),
+            seen_at=self._sandbox.guest_paths(request.workspace, request.workspace).workspace,
         )
         try:
             await kernel.ready(START_TIMEOUT_S)

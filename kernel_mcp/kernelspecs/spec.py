@@ -22,7 +22,9 @@ SYSTEM_FILES: Mapping[str, tuple[str, ...]] = {"R": ("/etc/R", "/etc/fonts")}
 """Paths outside /usr that a distribution's programs read, by language."""
 
 SIGINT_ENDS = frozenset(("deno", "xpython_launcher"))
-"""Programs and modules of kernels that do not survive an interrupt."""
+"""Programs and modules of kernels that do not survive an interrupt, nor listen on Unix sockets."""
+TERMINALS = frozenset(("bash_kernel", "octave_kernel"))
+"""Modules of kernels that make a terminal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +37,6 @@ class Kernelspec:
     env           environment variables
     readonly      host paths that it reads
     by_message    True if an interrupt is a message instead of a signal
-    survives      False if an interrupt ends the kernel
     """
 
     name: str
@@ -46,7 +47,25 @@ class Kernelspec:
     env: tuple[tuple[str, str], ...]
     readonly: tuple[Path, ...]
     by_message: bool = False
-    survives: bool = True
+
+    @property
+    def survives(self) -> bool:
+        """False if an interrupt ends the kernel."""
+        return SIGINT_ENDS.isdisjoint(self._programs)
+
+    def hindrance(self, sandbox: str) -> str:
+        """Return why the kernel cannot start in a sandbox; empty if nothing is known against it."""
+        if sandbox == "container" and self.argv[0].startswith("/usr/"):
+            return "its image has no programs of this machine's /usr"
+        if sandbox == "landlock" and not TERMINALS.isdisjoint(self._programs):
+            return "there are no terminals, and this kernel makes one"
+        if sandbox in ("landlock", "none") and not self.survives:
+            return "a kernel has Unix sockets, on which this one cannot listen"
+        return ""
+
+    @property
+    def _programs(self) -> set[str]:
+        return {Path(each).name for each in self.argv}
 
     @property
     def notebook(self) -> dict[str, dict[str, str]]:
@@ -96,7 +115,6 @@ def read_kernelspec(named: NamedKernelspec) -> Kernelspec:
         env=tuple((str(name), str(value)) for name, value in env.items()),
         readonly=tuple(dict.fromkeys(each for each in reads if _is_needed(each))),
         by_message=found.get("interrupt_mode") == "message",
-        survives=SIGINT_ENDS.isdisjoint(Path(each).name for each in argv),
     )
 
 

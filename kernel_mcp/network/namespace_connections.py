@@ -47,7 +47,9 @@ def _connect_to_path(end: socket.socket, path: str) -> None:
 
 
 def _connected(address: str | list[str | int]) -> socket.socket:
-    family = socket.AF_UNIX if isinstance(address, str) else socket.AF_INET
+    family, other = socket.AF_INET, address
+    if isinstance(address, str):
+        family, other = socket.AF_UNIX, ":".join(address.rsplit("-", 1))
     while True:
         end = socket.socket(family, socket.SOCK_STREAM)
         try:
@@ -57,6 +59,7 @@ def _connected(address: str | list[str | int]) -> socket.socket:
                 end.connect(tuple(address))
         except (ConnectionRefusedError, FileNotFoundError):
             end.close()
+            address, other = other, address  # tslab names its sockets FOLDER/k:1, others k-1
             time.sleep(PAUSE_S)
         else:
             return end

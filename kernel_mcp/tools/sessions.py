@@ -292,9 +292,9 @@ async def _with_kernel(
     which = "handle or the name" if opened.name else "handle"
     about = ATTACHED
     if not interpreter.external:
-        where = f"at {interpreter.place}, outside" if interpreter.place else "in"
+        where = f" at {interpreter.place}, outside the sandbox" if interpreter.place else ""
         lacking = ", ".join(interpreter.lacking)
-        about = f"It runs {_language(opened)}, {where} the sandbox. Not available: {lacking}."
+        about = f"It runs {_language(opened)}{where}. Not available: {lacking}."
         if not interpreter.saves:
             about += " It is neither hibernated nor kept for the next server."
     note = f"Pass the {which} as `session`. {about}{own_words(limits, limit_s)}"

@@ -49,6 +49,23 @@ def test_kernels_that_an_interrupt_ends_are_known(
     assert interpreter_of(spec).offers("interrupt") == survives
 
 
+@pytest.mark.parametrize(
+    ("argv", "closed"),
+    [
+        (["/bin/sh", "-m", "bash_kernel"], ["landlock"]),
+        (["/bin/sh", "deno"], ["landlock", "none"]),
+        (["/usr/bin/env"], ["container"]),
+        (["/bin/sh"], []),
+    ],
+)
+def test_sandboxes_in_which_a_kernel_cannot_start_are_known(
+    tmp_path: Path, argv: list[str], closed: list[str]
+) -> None:
+    spec = read_kernelspec(NamedKernelspec("x", str(write(tmp_path / "x", argv=argv))))
+    tried = ("bwrap", "container", "landlock", "none")
+    assert [each for each in tried if spec.hindrance(each)] == closed
+
+
 def test_the_program_of_an_environment_comes_before_that_of_the_path(tmp_path: Path) -> None:
     folder = write(tmp_path / "share/jupyter/kernels/own", argv=["sh", "{resource_dir}/a"])
     (tmp_path / "bin").mkdir()
