@@ -23,6 +23,8 @@ from kernel_mcp.tools.calls import SessionCalls
 from kernel_mcp.tools.local import LocalCalls
 from kernel_mcp.tools.resources import Page, ResourceServer
 from kernel_mcp.tools.skills import Skills
+from kernel_mcp.tools.stopping import StoppableCalls
+from kernel_mcp.tools.tasks import Tasks
 
 NAME = "kernel-mcp"
 
@@ -54,21 +56,30 @@ def build_mcp(
 ) -> ResourceServer:
     """Return the MCP server of all tools, for `callers`; see `Toolbox` for `links`."""
     files = "files" in services.settings.tools
-    return mcp_over(LocalCalls(services, links), callers, services.instructions(), files=files)
+    calls, words, key = LocalCalls(services, links), services.instructions(), services.task_key
+    return mcp_over(calls, callers, words, files=files, key=key)
 
 
 def mcp_over(
-    calls: SessionCalls, callers: Callers, words: str, *, files: bool = True
+    calls: SessionCalls,
+    callers: Callers,
+    words: str,
+    *,
+    files: bool = True,
+    key: Callable[[], bytes],
 ) -> ResourceServer:
-    """Return the MCP server of sessions on any machine; `words` are its instructions."""
-    skills = Skills(calls, words)
+    """Return the MCP server of sessions on any machine; `words` are its instructions.
+
+    `key` is that of `Tasks`.
+    """
+    stoppable, skills = StoppableCalls(calls), Skills(calls, words)
     return ResourceServer(
         NAME,
-        calls=calls,
+        calls=stoppable,
         caller=callers.of,
         files=files,
         pages={VIEW: Page(MIME, page, "cell.html"), **skills.pages()},
-        extensions=[Views(), skills],
+        extensions=[Views(), skills, Tasks(stoppable, callers.of, key)],
         title=NAME,
         version=__version__,
         instructions=words,
@@ -104,4 +115,7 @@ async def serve_wire(
     mcp.middleware.append(_tell_when_given_up(deliveries))
     read, write = Requests(wire, on_end), Answers(wire, deliveries.written)
     lowlevel = mcp._lowlevel_server
-    await lowlevel.run(read, write, lowlevel.create_initialization_options())
+    try:
+        await lowlevel.run(read, write, lowlevel.create_initialization_options())
+    finally:
+        await mcp.aclose()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -37,12 +38,14 @@ from kernel_mcp.sessions.admin import serving_admin, summary_of
 from kernel_mcp.sessions.bounds import OwnMemory, ServerBounds, memory_bound
 from kernel_mcp.sessions.idle_hibernator import IdleHibernator
 from kernel_mcp.sessions.manager import SessionManager
+from kernel_mcp.sessions.persistence import Persistence
 from kernel_mcp.sessions.persistence_setup import persistence_in_words, persistence_of
 from kernel_mcp.sessions.pool import WarmPool
 from kernel_mcp.sessions.principals import Others
 from kernel_mcp.sessions.registry import SessionRegistry
 from kernel_mcp.sessions.session import Session
 from kernel_mcp.sessions.shared_context import SharedContext
+from kernel_mcp.sessions.store import SECRET_BYTES
 from kernel_mcp.telemetry import Levels
 from kernel_mcp.tool_context import ToolContext
 
@@ -182,9 +185,18 @@ async def with_sessions(
             interpreters={each.interpreter.name: each.interpreter for each in named},
             scripts=ScriptReader(settings, rules, environments.interpreters),
             persistence_summary=persistence_in_words(persistence, kernels.unpersisted_reason),
+            task_key=_task_key(persistence),
             pool=pool,
             kernels=kernels,
         )
+
+
+def _task_key(persistence: Persistence | None) -> Callable[[], bytes]:
+    """Return a function that returns the key of tasks, which later servers share if possible."""
+    if persistence is not None:
+        return persistence.store.secret
+    made = secrets.token_bytes(SECRET_BYTES)
+    return lambda: made
 
 
 async def _answer_operator(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from kernel_mcp.config.settings import Settings
 from kernel_mcp.instructions import instructions
@@ -23,7 +23,7 @@ class ToolContext:
 
     `assembly` has the sandbox, its limits and the grants. `interpreters` are those of
     other languages, by name. `persistence_summary` describes what of the sessions outlives the
-    server.
+    server. `task_key` returns the secret by which ids of tasks are made.
     """
 
     settings: Settings
@@ -35,6 +35,7 @@ class ToolContext:
     scripts: ScriptReader
     interpreters: Mapping[str, Interpreter]
     persistence_summary: str
+    task_key: Callable[[], bytes]
 
     def instructions(self) -> str:
         """Return the present instructions for the model."""

@@ -38,6 +38,7 @@ from kernel_mcp.fleet.members import Member
 from kernel_mcp.fleet.node import Node, actor_name, start_options
 from kernel_mcp.fleet.registry import registry_of
 from kernel_mcp.fleet.remote_nodes import NodeLost
+from kernel_mcp.fleet.signed import key_of
 from kernel_mcp.fleet.storage import storage_of
 from kernel_mcp.http.callers import HttpCallers
 from kernel_mcp.launch.rundir import default_base
@@ -267,7 +268,7 @@ def run_front(settings: Settings) -> int:
     shutdown.take_signals()
     serve = partial(_serve_http, settings, ray, registry, shutdown)
     if settings.http is None:
-        serve = partial(_serve_stdio, ray, registry, shutdown)
+        serve = partial(_serve_stdio, settings, ray, registry, shutdown)
     try:
         anyio.run(shutdown.run, serve)
     except KernelMcpError:
@@ -290,14 +291,15 @@ async def _serve_http(settings: Settings, ray: Any, registry: Any, shutdown: Shu
     await serve_http(settings, make, shutdown)
 
 
-async def _serve_stdio(ray: Any, registry: Any, shutdown: Shutdown) -> None:
+async def _serve_stdio(settings: Settings, ray: Any, registry: Any, shutdown: Shutdown) -> None:
+    key = partial(key_of, secret_of(settings.fleet), "tasks")
     calls = FleetCalls(ray, registry)
     async with stdio_lines() as wire, anyio.create_task_group() as tasks:
         shutdown.on_begin(tasks.cancel_scope.cancel)
         tasks.start_soon(wire.read_early, shutdown.begin)
         await tasks.start(calls.run)
         default = f"front {secrets.token_hex(8)}"
-        build = partial(mcp_over, calls, words=calls.instructions, files=calls.files)
+        build = partial(mcp_over, calls, words=calls.instructions, files=calls.files, key=key)
         await serve_wire(build, wire, shutdown.begin, default=default)
         tasks.cancel_scope.cancel()
 

@@ -82,6 +82,7 @@ class FleetCalls:
             "caller": caller_row(call.caller),
             "request": call.request_id,
             "of_view": call.of_view,
+            "task": call.task,
         }
         name = session_named(tool, arguments)
         environment = environment_of(arguments) if name is None else ""

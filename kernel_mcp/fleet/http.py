@@ -7,6 +7,7 @@ not exist here.
 from __future__ import annotations
 
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import Any
 
 import anyio
@@ -15,8 +16,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from kernel_mcp.barriers import Barrier
 from kernel_mcp.config.settings import Settings
+from kernel_mcp.fleet.cluster import secret_of
 from kernel_mcp.fleet.front import FleetCalls
 from kernel_mcp.fleet.rates import SharedRates
+from kernel_mcp.fleet.signed import key_of
 from kernel_mcp.http.callers import HttpCallers
 from kernel_mcp.http.gate import Rates
 from kernel_mcp.http.serving import application
@@ -56,7 +59,11 @@ class FleetHttpApp:
                 tasks = await stack.enter_async_context(anyio.create_task_group())
                 await tasks.start(self._calls.run)
                 mcp = mcp_over(
-                    self._calls, self._callers, self._calls.instructions, files=self._calls.files
+                    self._calls,
+                    self._callers,
+                    self._calls.instructions,
+                    files=self._calls.files,
+                    key=partial(key_of, secret_of(settings.fleet), "tasks"),
                 )
                 lowlevel = mcp._lowlevel_server
                 sessions = McpSessions(lowlevel, idle_s=settings.idle_timeout_s, ended=_forget)

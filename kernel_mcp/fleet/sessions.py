@@ -109,7 +109,8 @@ class NodeSessions:
                     return {"moved": moved.node}
                 with self._counted(caller, name):
                     of_view = bool(asked.get("of_view"))
-                    call = Call(caller, progress, str(asked["request"]), of_view)
+                    of_task = bool(asked.get("task"))
+                    call = Call(caller, progress, str(asked["request"]), of_view, of_task)
                     answer = await self._answer(tool, arguments, call)
                 self._note(caller, tool, name, arguments, answer)
                 self._expect(number, receipt)

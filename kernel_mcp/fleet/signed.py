@@ -122,9 +122,9 @@ class Signed:
         return sorted(int(each) for each in found)
 
 
-def key_of(secret: str) -> bytes:
-    """Derive the fleet's signing key from the cluster's token, by HMAC-SHA256 with a fixed label.
+def key_of(secret: str, use: str = "store") -> bytes:
+    """Derive a key of the fleet from the cluster's token, by HMAC-SHA256 with a label of its use.
 
     Whoever has the token controls all nodes anyway.
     """
-    return hmac.new(secret.encode(), b"kernel-mcp fleet store", hashlib.sha256).digest()
+    return hmac.new(secret.encode(), f"kernel-mcp fleet {use}".encode(), hashlib.sha256).digest()

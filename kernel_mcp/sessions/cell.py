@@ -170,6 +170,8 @@ class Cell:
         self.calls = 0
         self.called = self.telling = self.abandoned = False
         self.listens = False
+        self.lasting = False
+        """True if a task follows it, which later servers answer: its end is saved at once."""
         self.reported = Position()
         self.late_since: Position | None = None
         self.unreported_losses: list[Notice] = []
@@ -202,6 +204,11 @@ class Cell:
         if self.outcome is not None:
             return self.outcome.status
         return Status.QUEUED if self.started is None else Status.RUNNING
+
+    @property
+    def followed(self) -> bool:
+        """True if a task delivers its end, unless the client has cancelled that task."""
+        return self.lasting and self.stop_reason is not StopReason.INTERRUPT
 
     @property
     def execution_count(self) -> int | None:
@@ -372,7 +379,7 @@ class News:
     def ended(self, cell: Cell) -> None:
         """Report the end of `cell`, unless a call or the notice of its own loss reports it."""
         elsewhere = cell.calls or cell.telling or not cell.called or cell.caused_loss is not None
-        known = cell.end_reported and not cell.abandoned
+        known = (cell.end_reported and not cell.abandoned) or cell.followed
         if cell.finished.is_set() and not (elsewhere or known):
             which = "whose call was cancelled" if cell.abandoned else "which was running"
             end = f"cell {cell.number}, {which}, has ended: {cell.status.value}"

@@ -15,9 +15,10 @@ from kernel_mcp.files.quota import DiskQuota, DiskShare
 from kernel_mcp.kernels.factory import KernelRequest
 from kernel_mcp.linux.safe_tree import make_private
 from kernel_mcp.sessions.audit import moment_of
-from kernel_mcp.sessions.directory import Caller, SessionDirectory
+from kernel_mcp.sessions.directory import HANDLE, Caller, SessionDirectory
 from kernel_mcp.sessions.family import BranchOrigin, BranchStart
 from kernel_mcp.sessions.history import ClosedRecords
+from kernel_mcp.sessions.manifest import Saved
 from kernel_mcp.sessions.notifications import Loss
 from kernel_mcp.sessions.persistence import (
     HELD_HERE,
@@ -80,6 +81,8 @@ class SessionFactory:
                 try:
                     continued = partial(self._persistence.request, request, found.previous.saved)
                     request = await anyio.to_thread.run_sync(continued)
+                    handle = self._former_handle(found.previous.saved) or handle
+                    request = replace(request, session=handle)
                     timeout_s = timeout_s or self._persistence.timeout_s(found.previous.saved)
                 except KernelMcpError as error:
                     if found.entry is not None:
@@ -93,6 +96,16 @@ class SessionFactory:
             session = await self._open(caller, name, request, timeout_s, found)
             session.locks = undo.pop_all()
         return session
+
+    def _former_handle(self, saved: Saved) -> str:
+        """Return the handle that a persisted session had; empty if another session has it.
+
+        Empty also in a fleet, whose sessions are stored under the handle that they keep.
+        """
+        former = str(saved.asked.get("handle", ""))
+        taken = any(each.handle == former for each in self._directory.sessions)
+        fit = HANDLE.fullmatch(former) and not HANDLE.fullmatch(saved.name)
+        return former if fit and not taken else ""
 
     async def _look_up(
         self, caller: Caller, wanted: SessionRequest, handle: str, undo: ExitStack

@@ -401,6 +401,7 @@ def saved_of(
     limits = request.limits
     asked = {
         "python": request.python,
+        "handle": request.session,
         "interpreter": request.interpreter.name,
         "packages": [str(each) for each in request.packages],
         "network": None if request.network is None else [*request.network],

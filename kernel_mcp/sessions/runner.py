@@ -14,7 +14,7 @@ import anyio
 from kernel_mcp.barriers import Barrier, explained, run_in_thread
 from kernel_mcp.errors import KernelGone, KernelMcpError
 from kernel_mcp.output.displays import DisplayIndex
-from kernel_mcp.output.items import Failure
+from kernel_mcp.output.items import Failure, Stream
 from kernel_mcp.output.outputs import OutputLog
 from kernel_mcp.output.text import Masks
 from kernel_mcp.policy import Policy
@@ -92,11 +92,14 @@ class CellQueue:
         self._waiting.append(cell)
         return cell
 
-    def remember(self, code: str, cause: str) -> None:
-        """Add a cell that an earlier server ran, with no output and the status killed."""
+    def remember(self, code: str, cause: str, output: str) -> None:
+        """Add a cell that an earlier server ran, with the status killed and what it had put out."""
         number = len(self.cells) + 1
         log = OutputLog(self._folder, number)
-        log.evict(f"[… {cause} …]")
+        if output:
+            log.add(Stream("stdout", output))
+        else:
+            log.evict(f"[… {cause} …]")
         log.close()
         cell = Cell.ended(number, code, log, CellOutcome(Status.KILLED, False, cause), 0.0)
         cell.numbered, cell.phase = True, Phase.RUN

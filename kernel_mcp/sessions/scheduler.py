@@ -204,3 +204,6 @@ class CellScheduler(Generic[S]):
             session.family.last_used = self.last_ran = self._clock()
             session.persistence.touch()
         await session.notebooks.save()
+        if cell.lasting:
+            with Barrier("saving the end of a task", session.handle):
+                await session.persistence.save_cells()

@@ -111,6 +111,7 @@ class SessionPersistence:
             session_save.last_cell = lambda: session.kernel_state.as_of
             session_save.holds = lambda cell: session.kernel_state.holds_cell(cell)
             session_save.notebook = lambda: session.notebooks.lasting_path
+            session.queue.watchers.append(session_save.output)
 
     @property
     def entry(self) -> StoreEntry | None:
@@ -377,9 +378,10 @@ class SessionPersistence:
         cells = session.queue.cells
         if saved.history:
             cells.restore(saved.history)
+        outputs = self._save.output.texts() if self._save is not None else {}
         for number, code in previous.cells.items():
             if number == len(cells) + 1:
-                session.queue.remember(code, NOT_SAVED)
+                session.queue.remember(code, NOT_SAVED, outputs.get(number, ""))
 
     def _continue_from(self, previous: PreviousSession) -> None:
         """Set the variables for the next cell to restore."""

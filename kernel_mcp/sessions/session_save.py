@@ -19,6 +19,7 @@ from kernel_mcp.sessions.cell_journal import CellJournal
 from kernel_mcp.sessions.compatibility import CompatibilityCheck, compatibility_check, python_of
 from kernel_mcp.sessions.history import History
 from kernel_mcp.sessions.manifest import Saved, sync
+from kernel_mcp.sessions.output_journal import OutputJournal
 from kernel_mcp.sessions.persistence import Persistence, PreviousSession, saved_of
 from kernel_mcp.sessions.snapshot import Dump
 from kernel_mcp.sessions.store_entry import SaveFolder, StoreEntry
@@ -159,6 +160,7 @@ class PersistedSave(SessionSave):
         """True if the save was written by the live kernel, or loaded into it."""
         self._known = (-1, -1)
         self._journal = CellJournal(entry.journal_path)
+        self.output = OutputJournal(entry.output_path)
 
     @property
     def unlogged(self) -> bool:
@@ -173,6 +175,7 @@ class PersistedSave(SessionSave):
     def clear_journal(self) -> None:
         """Remove saved cells from the journal, and cells of an earlier server."""
         self._journal.forget(self._count)
+        self.output.forget(self._count)
 
     def log_cell(self, number: int, code: str) -> None:
         """Write a cell that is about to run to the journal."""
@@ -241,6 +244,7 @@ class PersistedSave(SessionSave):
         if self._saved_count == self._count:
             self._known = (self._count, self._next.cell or 0)
             self._journal.forget(self._count)
+            self.output.forget(self._count)
 
     def saved_names(self, names: Iterable[str]) -> list[str]:
         """See `SessionSave`."""
@@ -262,6 +266,7 @@ class PersistedSave(SessionSave):
     def close(self) -> None:
         """Close the journal and release the entry."""
         self._journal.close()
+        self.output.close()
         self.entry.close()
 
     def _logged(self) -> Saved:

@@ -15,6 +15,8 @@ import json
 import logging
 import os
 import re
+import secrets
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -40,6 +42,8 @@ _ID = re.compile(rf"[0-9a-f]{{{ID_CHARS}}}")
 ENDING_S = 5.0
 """Maximum wait, in seconds, for a server that is ending: clients may start the next one before."""
 LOOKING_S = 0.1
+SECRET_BYTES = 32
+_SECRET = "secret"
 PAUSE_S = 0.01
 _WAS = ".was"
 """Suffix of the file that lists, for the next session of an entry, what was removed, and why."""
@@ -100,6 +104,23 @@ class SessionStore:
         for folder in (self.workspaces, self.layers, self.records, self.former, self._locks):
             folder.mkdir(mode=0o700, exist_ok=True)
         self._take_all_over()
+
+    def secret(self) -> bytes:
+        """Return a random key that all servers with this store share. Raises OSError.
+
+        It is made at the first call.
+        """
+        path = self._folder / _SECRET
+        with contextlib.suppress(FileNotFoundError):
+            if len(found := path.read_bytes()) == SECRET_BYTES:
+                return found
+            path.unlink()
+        with tempfile.NamedTemporaryFile(dir=self._folder) as made:
+            made.write(secrets.token_bytes(SECRET_BYTES))
+            made.flush()
+            with contextlib.suppress(FileExistsError):  # another server was first
+                os.link(made.name, path)
+        return path.read_bytes()
 
     def open(self, key: SessionKey) -> StoreEntry | None:
         """Lock and return the entry of a key, empty if new; None if another server has locked it.

@@ -26,6 +26,7 @@ _DUMP = "variables-"
 _BRANCHED = "branched"
 _ADOPTED = "adopted"
 JOURNAL_FILE = "cells.now"
+OUTPUT_FILE = "output.now"
 GONE = ".gone"
 """Suffix of the record folder of an entry whose removal has begun."""
 WORD = b'{"format": 2}'
@@ -157,6 +158,11 @@ class StoreEntry(SaveFolder):
     def leftover(self) -> bool:
         """True if there is a dump of variables."""
         return any(self.folder.glob(f"{_DUMP}*"))
+
+    @property
+    def output_path(self) -> Path:
+        """Path of the journal of output since the last save."""
+        return self.folder / OUTPUT_FILE
 
     @property
     def journal_path(self) -> Path:

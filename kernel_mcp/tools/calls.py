@@ -19,6 +19,9 @@ from kernel_mcp.sessions.directory import Caller
 
 OF_VIEW = "kernel-mcp/view"
 """Key in the `_meta` of a call that a view makes."""
+LASTING_KEY = "kernel-mcp/lasting"
+"""Key in the `_meta` of an answer to a call of a task: the name of the session for later servers,
+empty for none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,13 +29,14 @@ class Call:
     """The context of a tool call: its caller, and a callback for progress, None for no reports.
 
     `request_id` is that of its request. No model reads the answer to a call `of_view`: notices in
-    it do not count as delivered.
+    it do not count as delivered. With `task` the client follows a running cell by a task.
     """
 
     caller: Caller = field(default_factory=Caller)
     progress: ProgressCallback | None = None
     request_id: str = ""
     of_view: bool = False
+    task: bool = False
 
 
 class SessionCalls(Protocol):

@@ -54,6 +54,7 @@ from kernel_mcp.tools import (
     progress_of,
 )
 from kernel_mcp.tools.arguments import unfenced
+from kernel_mcp.tools.calls import LASTING_KEY
 from kernel_mcp.tools.closing import next_step
 from kernel_mcp.tools.hints import ENDS, READS, REPEATS, RUNS, RUNS_SCRIPTS
 from kernel_mcp.tools.models import DiagnosticModel, ImportModel, SyntaxReport
@@ -120,7 +121,8 @@ def register(box: Toolbox, services: ToolContext) -> None:
             except anyio.get_cancelled_exc_class():
                 found.queue.abandon(cell)
                 raise
-            return await told(found, cell, caller.response, since=Position())
+            result = await told(found, cell, caller.response, since=Position())
+        return _followed(found, cell, result) if ctx.task else result
 
     @tool(READS, "Wait for a cell", meta=ALWAYS_LOADED)
     async def wait(
@@ -144,7 +146,7 @@ def register(box: Toolbox, services: ToolContext) -> None:
             result = await told(found, chosen, caller.response, since=since)
         if not cell and chosen is not _last(found):
             result.content.insert(0, notice_block(_earlier(found, chosen)))
-        return result
+        return _followed(found, chosen, result) if ctx.task else result
 
     @tool(REPEATS, "Interrupt a cell")
     async def interrupt(
@@ -294,6 +296,14 @@ async def _run_once(
     assert result.meta is not None
     outcome = {**result.meta[CELL_KEY], **streams}
     return _closed(result.model_copy(update={"meta": {CELL_KEY: outcome}}), files)
+
+
+def _followed(session: Session, cell: Cell, result: CallToolResult) -> CallToolResult:
+    """Note that a task follows `cell`; return its answer with the name for later servers."""
+    cell.lasting = cell.lasting or not cell.finished.is_set()
+    entry = session.persistence.entry
+    lasting = "" if entry is None else entry.key.name
+    return result.model_copy(update={"meta": {**(result.meta or {}), LASTING_KEY: lasting}})
 
 
 def check_code(code: str) -> None:

@@ -29,7 +29,7 @@ from mcp_types import Tool as Definition
 
 from kernel_mcp.barriers import explained, log_failure
 from kernel_mcp.environments.uv import ProgressCallback
-from kernel_mcp.errors import InputError, ServerStops, SessionNotFound
+from kernel_mcp.errors import InputError, SessionNotFound
 from kernel_mcp.output.bundles import is_binary
 from kernel_mcp.output.render import mime_types, text_by_stream
 from kernel_mcp.output.text import escaped
@@ -40,8 +40,8 @@ from kernel_mcp.sessions.history import History
 from kernel_mcp.sessions.manager import SessionManager
 from kernel_mcp.sessions.notebook_export import NOTEBOOK_MIME, RESOURCE_BYTES, notebook
 from kernel_mcp.sessions.notifications import ResponseContext
-from kernel_mcp.tools.calls import OF_VIEW, Call, SessionCalls
-from kernel_mcp.tools.results import refusal
+from kernel_mcp.tools.calls import OF_VIEW, Call
+from kernel_mcp.tools.stopping import StoppableCalls
 
 MAX_TEXT_CHARS = 8_000_000
 """Longest output sent as one resource; `read_file` reads longer ones in pages."""
@@ -55,11 +55,6 @@ LISTS: tuple[CacheableMethod, ...] = (
 LISTED_MS = 3600 * 1000
 """Milliseconds for which clients may keep these results."""
 PROMPTS = ("prompts/list", "prompts/get")
-
-STOPS = (
-    "The server is stopping, so this call was given up before its end. Call again when the server "
-    "is back; what it keeps of the session is there then (see info)."
-)
 
 _URI = re.compile(
     r"kernel://(?P<session>[^/]+)/"
@@ -195,7 +190,7 @@ class ResourceServer(MCPServer[Any]):
     def __init__(
         self,
         *args: Any,
-        calls: SessionCalls,
+        calls: StoppableCalls,
         caller: Callable[[Context[Any, Any]], Caller],
         files: bool = True,
         pages: Mapping[str, Page] = MappingProxyType({}),
@@ -214,7 +209,6 @@ class ResourceServer(MCPServer[Any]):
         self._calls = calls
         self._caller = caller
         self._templates = templates(files=files)
-        self._running: set[anyio.CancelScope] = set()
 
     async def list_tools(self) -> list[Definition]:
         """Return the definitions of all tools."""
@@ -223,29 +217,21 @@ class ResourceServer(MCPServer[Any]):
     async def call_tool(
         self, name: str, arguments: dict[str, Any], context: Context[Any, Any] | None = None
     ) -> CallToolResult | InputRequiredResult:
-        """Call a tool, and return its answer; an error that says so if the server stops."""
+        """Call a tool, and return its answer."""
         assert context is not None  # the SDK has one for each request
         caller, of_view = self._caller(context), OF_VIEW in (context.request_context.meta or {})
         if of_view:
             caller = replace(caller, response=ResponseContext())
         call = Call(caller, progress_of(context), context.request_id, of_view)
-        answer: CallToolResult | None = None
-        with anyio.CancelScope() as scope:
-            self._running.add(scope)
-            try:
-                answer = await self._calls.call(name, arguments, call)
-            finally:
-                self._running.discard(scope)
-        return refusal(ServerStops(STOPS)) if answer is None else answer
+        return await self._calls.call(name, arguments, call)
 
     def end_calls(self) -> int:
-        """Cancel all running calls, which are answered with an error; return their number.
+        """Answer all running calls with an error, as the server stops; return their number."""
+        return self._calls.end()
 
-        To be called when the server stops.
-        """
-        for scope in self._running:
-            scope.cancel()
-        return len(self._running)
+    async def aclose(self) -> None:
+        """Cancel the calls that outlive their requests, and wait for their end."""
+        await self._calls.aclose()
 
     def add_prompt(self, prompt: Prompt) -> None:
         """Add a prompt, and say to clients that there are some."""

@@ -131,6 +131,7 @@ async def served(
         shared=SharedContext(clock=clock),
         assembly=KernelAssembly(NoSandbox(), NOWHERE, resources=resources),
         manager=manager,
+        task_key=lambda: b"key",
         factory=KernelFactory(
             settings=settings,
             policy=Policy.for_allow(settings.allow),

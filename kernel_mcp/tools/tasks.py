@@ -1,0 +1,461 @@
+"""Calls that outlive their requests, as MCP tasks (SEP-2663).
+
+A call becomes a task if its client declares tasks on that request and the call has not ended after
+`GRACE_S`. A task of `execute` or `wait` follows a cell. Its id names session and cell, so each
+server that has the session can answer it: also after a restart, and behind each front of a fleet.
+Tasks of other tools are kept in memory, with their results for `KEPT_S` after their end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import json
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime, timezone
+from typing import Any, cast
+
+import anyio
+from mcp.server.context import CallNext, HandlerResult, ServerRequestContext
+from mcp.server.extension import Extension, MethodBinding
+from mcp.server.mcpserver import Context
+from mcp.shared.exceptions import MCPError
+from mcp_types import (
+    INVALID_PARAMS,
+    MISSING_REQUIRED_CLIENT_CAPABILITY,
+    CallToolRequestParams,
+    CallToolResult,
+    RequestParams,
+    TextContent,
+)
+
+from kernel_mcp.barriers import explained, log_failure
+from kernel_mcp.output.text import PREFIX, one_line
+from kernel_mcp.records import dataclass
+from kernel_mcp.sessions.cell import Phase, Status
+from kernel_mcp.sessions.directory import Caller
+from kernel_mcp.sessions.notifications import PendingReceipt, ResponseContext
+from kernel_mcp.tools.calls import LASTING_KEY, OF_VIEW, Call, SessionCalls
+from kernel_mcp.tools.cells import MAX_SECONDS
+from kernel_mcp.tools.results import CELL_KEY, refusal
+
+IDENTIFIER = "io.modelcontextprotocol/tasks"
+VERSIONS = frozenset({"2026-07-28"})
+"""Protocol versions with this extension; the tasks of 2025-11-25 are another one."""
+OF_CELLS = frozenset({"execute", "wait"})
+IN_MEMORY = frozenset({"run_cells", "run_script", "install"})
+GRACE_S = 5.0
+"""Seconds until a call becomes a task, if its argument `wait` is not shorter."""
+KEPT_S = 3600.0
+MOST_JOBS = 16
+"""Tasks of one principal that run or whose results are kept, if they are in memory."""
+STATUS_CHARS = 200
+POLLS = ((15.0, 1000), (60.0, 2000))
+"""Ages in seconds, and milliseconds between two polls up to them."""
+SLOWEST_POLL_MS = 5000
+FOLLOWED_S = 3 * SLOWEST_POLL_MS / 1000
+"""Seconds after a poll in which its client counts as following the task."""
+MOST_FOLLOWED = 1000
+UNKNOWN = (
+    "Task not found: it is unknown, its session was closed, or its result is no longer kept. "
+    "Results of execute outlive the server, those of other tools do not. Call wait, or the tool "
+    "again."
+)
+_DOING = {
+    Phase.QUEUE: "waiting for other cells",
+    Phase.START: "the kernel is starting",
+    Phase.INSTALL: "packages are being installed",
+}
+
+
+class TaskParams(RequestParams):
+    """Parameters of `tasks/get` and `tasks/cancel`."""
+
+    task_id: str
+
+
+class UpdateParams(TaskParams):
+    """Parameters of `tasks/update`."""
+
+    input_responses: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class CellTask:
+    """The cell of a task. `created` is a time in milliseconds since 1970.
+
+    `lasting` is the name by which later servers know the session of this handle; empty for none.
+    """
+
+    session: str
+    lasting: str
+    cell: int
+    created: int
+
+    def id(self, key: bytes, principal: str) -> str:
+        """Return the id of the task, which only servers with this key can make."""
+        fields = [f"cell-{self.cell}", self.session, self.lasting, f"{self.created:x}"]
+        return ":".join([*fields, self._mac(key, principal)])
+
+    @classmethod
+    def of(cls, text: str, key: bytes, principal: str) -> CellTask | None:
+        """Return the task of an id; None unless it was made for this principal."""
+        match text.split(":"):
+            case [number, session, lasting, created, _]:
+                try:
+                    cell = int(number.removeprefix("cell-"))
+                    found = cls(session, lasting, cell, int(created, 16))
+                except ValueError:
+                    return None
+                return found if hmac.compare_digest(found.id(key, principal), text) else None
+        return None
+
+    def _mac(self, key: bytes, principal: str) -> str:
+        text = json.dumps([principal, self.session, self.lasting, self.cell, self.created])
+        return hmac.new(key, text.encode(), hashlib.sha256).hexdigest()[:32]
+
+
+class Job:
+    """A call in memory that may outlive its request. `receipt` is that of its answer."""
+
+    def __init__(self, tool: str, principal: str, arguments: Mapping[str, Any]) -> None:
+        self.id = f"{tool}-{secrets.token_hex(16)}"
+        self.tool = tool
+        self.principal = principal
+        self.session = arguments.get("session", "")
+        self.created = _now_ms()
+        self.receipt = PendingReceipt()
+        self.message = ""
+        self.answer: CallToolResult | None = None
+        self.done = anyio.Event()
+        self.ended_at = 0.0
+        self.scope = anyio.CancelScope()
+
+    async def tell(self, text: str) -> None:
+        """Set the status message to the last line of a progress report."""
+        self.message = _last_line(text) or self.message
+
+    async def run(self, calls: SessionCalls, arguments: Mapping[str, Any], call: Call) -> None:
+        """Call the tool. Raises nothing, and is not cancelled but by `scope`."""
+        try:
+            with self.scope:
+                self.answer = await calls.call(self.tool, arguments, call)
+        except Exception as error:  # noqa: BLE001  # logged, and told to the client
+            log_failure(error, f"answering {self.tool}")
+            self.answer = refusal(explained(error, f"answering {self.tool}"))
+        finally:
+            self.ended_at = time.monotonic()
+            self.done.set()
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """Its state, as the fields of a task."""
+        if not self.done.is_set():
+            return _fields(self.id, "working", self.created, self.message)
+        status = "cancelled" if self.answer is None else "completed"
+        return _fields(self.id, status, self.created, "", self.answer)
+
+
+class Tasks(Extension):
+    """Answers calls by tasks, and the methods of tasks.
+
+    `key` returns the secret by which ids of cells are made; it must be that of earlier servers.
+    """
+
+    identifier = IDENTIFIER
+
+    def __init__(
+        self,
+        calls: SessionCalls,
+        caller: Callable[[Context[Any, Any]], Caller],
+        key: Callable[[], bytes],
+    ) -> None:
+        self._calls = calls
+        self._caller = caller
+        self._key = key
+        self._jobs: dict[str, Job] = {}
+        self._running: set[asyncio.Task[None]] = set()
+        self._polled: dict[tuple[str, str, int], float] = {}
+        """Time of the last poll by principal, session and cell."""
+
+    def methods(self) -> Sequence[MethodBinding]:
+        """See `Extension`."""
+        return [
+            MethodBinding("tasks/get", TaskParams, self._get, VERSIONS),
+            MethodBinding("tasks/update", UpdateParams, self._update, VERSIONS),
+            MethodBinding("tasks/cancel", TaskParams, self._cancel, VERSIONS),
+        ]
+
+    async def intercept_tool_call(
+        self,
+        params: CallToolRequestParams,
+        ctx: ServerRequestContext[Any, Any],
+        call_next: CallNext,
+    ) -> HandlerResult:
+        """Answer a call by its result, or by a task if it takes long."""
+        of_tasks = params.name in OF_CELLS or params.name in IN_MEMORY
+        if not of_tasks or not _declared(ctx) or OF_VIEW in (ctx.meta or {}):
+            return await call_next(ctx)
+        caller = self._caller_of(ctx)
+        arguments, grace_s = _shortened(params.arguments or {})
+        if params.name in IN_MEMORY:
+            if len(self._jobs_of(caller.principal)) >= MOST_JOBS:
+                return await call_next(ctx)
+            return await self._start_job(params.name, arguments, caller, ctx, grace_s)
+        if params.name == "wait" and self._is_followed(caller.principal, arguments):
+            return await call_next(ctx)  # its end is delivered anyway
+        receipt = PendingReceipt()
+        arguments["wait"] = grace_s if grace_s is not None else arguments.get("wait")
+        answer = await self._ask(params.name, arguments, caller, receipt, ctx)
+        outcome, lasting = _outcome(answer), (answer.meta or {}).pop(LASTING_KEY, "")
+        if outcome is None or not _is_running(outcome):
+            _deliver(receipt, caller)
+            return answer
+        receipt.lose()
+        task = CellTask(str(outcome["session"]), lasting, int(outcome["cell"]), _now_ms())
+        self._note_poll(caller.principal, task)
+        key = await anyio.to_thread.run_sync(self._key)
+        return {
+            "resultType": "task",
+            **_fields(task.id(key, caller.principal), "working", task.created, _doing(answer)),
+        }
+
+    # Jobs.
+
+    async def _start_job(
+        self,
+        tool: str,
+        arguments: dict[str, Any],
+        caller: Caller,
+        ctx: ServerRequestContext[Any, Any],
+        grace_s: float | None,
+    ) -> HandlerResult:
+        job = Job(tool, caller.principal, arguments)
+        if tool == "run_cells" and grace_s is not None:
+            arguments["wait"] = MAX_SECONDS
+        own = replace(caller, response=ResponseContext(job.receipt))
+        call = Call(own, job.tell, str(ctx.request_id), task=True)
+        self._jobs[job.id] = job
+        running = asyncio.get_running_loop().create_task(job.run(self._calls, arguments, call))
+        self._running.add(running)
+        running.add_done_callback(self._running.discard)
+        try:
+            with anyio.move_on_after(GRACE_S if grace_s is None else grace_s):
+                await job.done.wait()
+        except anyio.get_cancelled_exc_class():
+            job.scope.cancel()
+            del self._jobs[job.id]
+            raise
+        if job.answer is None:
+            return {"resultType": "task", **job.fields}
+        del self._jobs[job.id]
+        _deliver(job.receipt, caller)
+        return job.answer
+
+    def _jobs_of(self, principal: str) -> list[Job]:
+        """Return the jobs of a principal, after those were dropped that are no longer kept."""
+        oldest = time.monotonic() - KEPT_S
+        self._jobs = {
+            name: job
+            for name, job in self._jobs.items()
+            if not job.done.is_set() or job.ended_at > oldest
+        }
+        return [job for job in self._jobs.values() if job.principal == principal]
+
+    # Cells.
+
+    async def _ask(
+        self,
+        tool: str,
+        arguments: Mapping[str, Any],
+        caller: Caller,
+        receipt: PendingReceipt,
+        ctx: ServerRequestContext[Any, Any],
+    ) -> CallToolResult:
+        """Call a tool for a task. What its answer reports is confirmed by `receipt`."""
+        own = replace(caller, response=ResponseContext(receipt))
+        return await self._calls.call(
+            tool, arguments, Call(own, None, str(ctx.request_id), task=True)
+        )
+
+    async def _state(
+        self, name: str, task: CellTask, caller: Caller, ctx: ServerRequestContext[Any, Any]
+    ) -> dict[str, Any]:
+        """Return the state of the task of a cell. Raises MCPError if its session is gone."""
+        for session in filter(None, (task.session, task.lasting)):
+            arguments = {"session": session, "cell": task.cell, "wait": 0}
+            receipt = PendingReceipt()
+            answer = await self._ask("wait", arguments, caller, receipt, ctx)
+            (answer.meta or {}).pop(LASTING_KEY, "")
+            outcome = _outcome(answer)
+            if outcome is None or outcome["session"] != task.session:
+                receipt.lose()
+                continue
+            self._note_poll(caller.principal, task)
+            if _is_running(outcome):
+                receipt.lose()
+                return _fields(name, "working", task.created, _doing(answer))
+            _deliver(receipt, caller)
+            return _fields(name, "completed", task.created, "", answer)
+        raise MCPError(INVALID_PARAMS, UNKNOWN)
+
+    def _note_poll(self, principal: str, task: CellTask) -> None:
+        key = (principal, task.session, task.cell)
+        self._polled.pop(key, None)
+        self._polled[key] = time.monotonic()
+        if len(self._polled) > MOST_FOLLOWED:
+            del self._polled[next(iter(self._polled))]
+
+    def _is_followed(self, principal: str, arguments: Mapping[str, Any]) -> bool:
+        """Return True if a client of the principal follows a task of the cell that is named."""
+        cell, since = arguments.get("cell", 0), time.monotonic() - FOLLOWED_S
+        return any(
+            owner == principal and cell in (0, number) and polled > since
+            for (owner, _, number), polled in self._polled.items()
+        )
+
+    # Methods.
+
+    async def _get(self, ctx: ServerRequestContext[Any, Any], params: TaskParams) -> HandlerResult:
+        caller = self._asking(ctx)
+        if (job := self._job(params.task_id, caller)) is not None:
+            if job.answer is not None:
+                _deliver(job.receipt, caller)
+            return {"resultType": "complete", **job.fields}
+        task = await self._cell_task(params.task_id, caller)
+        state = await self._state(params.task_id, task, caller, ctx)
+        return {"resultType": "complete", **state}
+
+    async def _update(
+        self, ctx: ServerRequestContext[Any, Any], params: UpdateParams
+    ) -> HandlerResult:
+        """Ignore answers: no task of this server asks for input."""
+        caller = self._asking(ctx)
+        if self._job(params.task_id, caller) is None:
+            await self._cell_task(params.task_id, caller)
+        return {"resultType": "complete"}
+
+    async def _cancel(
+        self, ctx: ServerRequestContext[Any, Any], params: TaskParams
+    ) -> HandlerResult:
+        caller = self._asking(ctx)
+        job = self._job(params.task_id, caller)
+        if job is not None and (job.done.is_set() or job.tool == "run_script"):
+            job.scope.cancel()
+            return {"resultType": "complete"}
+        arguments: dict[str, Any] = {}
+        if job is not None:
+            arguments["session"] = job.session
+        else:
+            task = await self._cell_task(params.task_id, caller)
+            arguments |= {"session": task.session, "cell": task.cell}
+        receipt = PendingReceipt()
+        await self._ask("interrupt", arguments, caller, receipt, ctx)
+        receipt.lose()
+        return {"resultType": "complete"}
+
+    def _job(self, name: str, caller: Caller) -> Job | None:
+        found = self._jobs.get(name)
+        return found if found is not None and found.principal == caller.principal else None
+
+    async def _cell_task(self, name: str, caller: Caller) -> CellTask:
+        """Return the cell of a task. Raises MCPError for an id that is not one of this caller's."""
+        key = await anyio.to_thread.run_sync(self._key)
+        if (found := CellTask.of(name, key, caller.principal)) is None:
+            raise MCPError(INVALID_PARAMS, UNKNOWN)
+        return found
+
+    def _asking(self, ctx: ServerRequestContext[Any, Any]) -> Caller:
+        """Return the caller of a method of tasks. Raises MCPError unless it declares tasks."""
+        if not _declared(ctx):
+            raise MCPError(
+                MISSING_REQUIRED_CLIENT_CAPABILITY,
+                f"This method is for clients that declare {IDENTIFIER} on the request.",
+                {"requiredCapabilities": {"extensions": {IDENTIFIER: {}}}},
+            )
+        return self._caller_of(ctx)
+
+    def _caller_of(self, ctx: ServerRequestContext[Any, Any]) -> Caller:
+        return self._caller(Context(request_context=ctx, mcp_server=cast(Any, None)))
+
+
+def _declared(ctx: ServerRequestContext[Any, Any]) -> bool:
+    """Return True if the client declares tasks on this request; nothing else counts."""
+    found = ctx.session.client_capabilities
+    return (
+        ctx.protocol_version in VERSIONS
+        and found is not None
+        and IDENTIFIER in (found.extensions or {})
+    )
+
+
+def _shortened(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], float | None]:
+    """Return a copy of arguments, and the seconds until the call becomes a task.
+
+    They are None if the argument `wait` is malformed, which its tool refuses.
+    """
+    wait = arguments.get("wait", GRACE_S)
+    number = isinstance(wait, (int, float)) and not isinstance(wait, bool) and wait >= 0
+    return dict(arguments), min(wait, GRACE_S) if number else None
+
+
+def _outcome(answer: CallToolResult) -> Mapping[str, Any] | None:
+    """Return the outcome of the cell that an answer is about; None for another answer."""
+    found = (answer.meta or {}).get(CELL_KEY)
+    return found if isinstance(found, Mapping) else None
+
+
+def _is_running(outcome: Mapping[str, Any]) -> bool:
+    return outcome.get("status") in (Status.QUEUED.value, Status.RUNNING.value)
+
+
+def _doing(answer: CallToolResult) -> str:
+    """Return the last line of output in an answer about a running cell, else what it waits for."""
+    texts = [each.text for each in answer.content if isinstance(each, TextContent)]
+    lines = [_last_line(text) for text in texts if not text.startswith(PREFIX)]
+    phase = (_outcome(answer) or {}).get("phase", "")
+    return next(filter(None, reversed(lines)), "") or _DOING.get(phase, "")
+
+
+def _last_line(text: str) -> str:
+    lines = [line for line in text.splitlines() if line.strip()]
+    return one_line(lines[-1])[:STATUS_CHARS] if lines else ""
+
+
+def _deliver(receipt: PendingReceipt, caller: Caller) -> None:
+    """Confirm `receipt` once the answer to the caller's request was delivered."""
+    caller.response.receipt.then(receipt.confirm, receipt.lose, receipt.cancel)
+
+
+def _fields(
+    name: str, status: str, created: int, message: str, answer: CallToolResult | None = None
+) -> dict[str, Any]:
+    """Return the fields of a task, as they are sent to clients."""
+    now = _now_ms()
+    age_s = (now - created) / 1000
+    found: dict[str, Any] = {
+        "taskId": name,
+        "status": status,
+        "createdAt": _iso(created),
+        "lastUpdatedAt": _iso(now),
+        "ttlMs": None,
+        "pollIntervalMs": next((ms for most, ms in POLLS if age_s < most), SLOWEST_POLL_MS),
+    }
+    if message:
+        found["statusMessage"] = message
+    if answer is not None:
+        found["result"] = answer.model_dump(by_alias=True, mode="json", exclude_none=True)
+    return found
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def _iso(milliseconds: int) -> str:
+    moment = datetime.fromtimestamp(milliseconds / 1000, timezone.utc)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -1,0 +1,238 @@
+"""Calls that outlive their requests, by a client of the specification (SEP-2663)."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.task_client import (
+    TASKS,
+    RefusedError,
+    TaskClient,
+    shown,
+    task_client,
+    text_of,
+)
+
+pytestmark = [pytest.mark.anyio]
+UNKNOWN, UNDECLARED, NO_METHOD = -32602, -32021, -32601
+UNTIL = "import pathlib, time\nwhile not pathlib.Path('go').exists(): time.sleep(0.01)\n"
+
+
+@asynccontextmanager
+async def life(place: Path, *flags: str) -> AsyncIterator[TaskClient]:
+    """One of the servers of a folder, which keep their sessions."""
+    async with task_client("--persist", "1G,1d", "--state-dir", str(place), *flags) as found:
+        yield found
+
+
+async def go(client: TaskClient) -> None:
+    """Let the cell of `UNTIL` end."""
+    await client.call("write_file", path="go", content="")
+
+
+async def notebook(client: TaskClient, *sources: str) -> None:
+    """Write a notebook with these cells."""
+    cells: list[dict[str, Any]] = [
+        {
+            "cell_type": "code",
+            "source": source,
+            "metadata": {},
+            "outputs": [],
+            "execution_count": None,
+        }
+        for source in sources
+    ]
+    document = {"cells": cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 4}
+    await client.call("write_file", path="a.ipynb", content=json.dumps(document))
+
+
+async def test_a_long_cell_is_a_task_and_its_result_is_whole() -> None:
+    async with task_client() as one:
+        about = await one.ask("server/discover")
+        assert about["capabilities"]["extensions"][TASKS] == {}
+        await one.run("execute", code="x = 6")
+        short = await one.call("execute", code="x * 7")
+        assert short["resultType"] == "complete", shown(short)
+        assert text_of(short) == "42"
+        task = await one.call("execute", code=f"print('begun')\n{UNTIL}print('done', x)", wait=0)
+        assert task["resultType"] == "task", shown(task)
+        assert task["status"] == "working"
+        assert task["ttlMs"] is None
+        state = await one.shows(task, "begun")
+        assert state["createdAt"] == task["createdAt"]
+        await go(one)
+        state = await one.ended(task)
+        assert state["status"] == "completed", shown(state)
+        assert text_of(state["result"]) == "begun\ndone 6"
+        assert not state["result"]["isError"]
+        assert "kernel-mcp/lasting" not in state["result"]["_meta"]
+        again = await one.get(task["taskId"])
+        assert text_of(again["result"]) == "begun\ndone 6"
+        after = await one.run("execute", code="'next'")
+        assert after == "'next'", "the end was told by the task"
+
+
+async def test_a_client_that_does_not_declare_tasks_gets_none() -> None:
+    async with task_client(capabilities={}) as one:
+        answer = await one.call("execute", code=UNTIL, wait=0)
+        assert answer["resultType"] == "complete"
+        assert "running" in text_of(answer)
+        for method in ("tasks/get", "tasks/cancel"):
+            with pytest.raises(RefusedError) as refused:
+                await one.ask(method, taskId="cell-1:::0:0")
+            assert refused.value.code == UNDECLARED
+        await one.call("interrupt")
+        for method in ("tasks/list", "tasks/result"):
+            with pytest.raises(RefusedError) as refused:
+                await one.ask(method, taskId="x")
+            assert refused.value.code == NO_METHOD
+
+
+async def test_a_cancelled_task_is_interrupted_and_what_it_printed_can_be_read() -> None:
+    async with task_client() as one:
+        code = "kept = 1\nprint('so far', flush=True)\nwhile True: pass"
+        task = await one.call("execute", code=code, wait=0)
+        await one.shows(task, "so far")
+        assert await one.ask("tasks/cancel", taskId=task["taskId"]) | {"_meta": 0} == {
+            "resultType": "complete",
+            "_meta": 0,
+        }
+        told = await one.run("execute", code="kept")
+        assert "cell 1" in told, "its end is told, as the client may not ask again"
+        waited = await one.call("wait", cell=1)
+        assert "so far" in text_of(waited)
+        state = await one.get(task["taskId"])
+        assert state["status"] == "completed"
+        assert "so far" in text_of(state["result"])
+        assert "interrupted" in text_of(state["result"])
+
+
+async def test_forged_and_foreign_ids_are_unknown() -> None:
+    async with task_client() as one, task_client() as other:
+        task = await one.call("execute", code=UNTIL, wait=0)
+        forged = task["taskId"][:-1] + ("0" if task["taskId"][-1] != "0" else "1")
+        for client, name in ((one, forged), (one, "x"), (one, ""), (other, task["taskId"])):
+            for method in ("tasks/get", "tasks/cancel", "tasks/update"):
+                with pytest.raises(RefusedError) as refused:
+                    await client.ask(method, taskId=name, inputResponses={})
+                assert refused.value.code == UNKNOWN, (method, name)
+        assert (await one.get(task["taskId"]))["status"] == "working"
+        await one.ask("tasks/update", taskId=task["taskId"], inputResponses={"q": {"action": "x"}})
+        await go(one)
+        assert (await one.ended(task))["status"] == "completed"
+
+
+async def test_a_result_outlives_a_killed_server(tmp_path: Path) -> None:
+    async with life(tmp_path) as first:
+        task = await first.call(
+            "execute", code="print('first')\nimport time; time.sleep(1)", wait=0
+        )
+        ended = await first.ended(task)
+        cut = await first.call("execute", code=f"print('second', flush=True)\n{UNTIL}", wait=0)
+        await first.shows(cut, "second")
+        os.kill(first.raw.process.pid, signal.SIGKILL)
+        await first.raw.process.wait()
+    async with life(tmp_path) as second:
+        state = await second.get(task["taskId"])
+        assert state["status"] == "completed", shown(state)
+        assert text_of(state["result"]).startswith("first\n") or text_of(state["result"]) == "first"
+        assert state["createdAt"] == ended["createdAt"]
+        state = await second.get(cut["taskId"])
+        assert state["status"] == "completed", shown(state)
+        assert state["result"]["isError"]
+        assert text_of(state["result"]).startswith("second\n")
+        assert "the server ended" in text_of(state["result"])
+
+
+async def test_a_task_of_a_session_that_was_replaced_is_unknown(tmp_path: Path) -> None:
+    async with life(tmp_path) as one:
+        await one.call("create_session", name="work")
+        task = await one.call(
+            "execute", session="work", code="1\nimport time; time.sleep(.5)", wait=0
+        )
+        await one.ended(task)
+        await one.call("close_session", session="work")
+        await one.call("create_session", name="work", fresh=True)
+        await one.run("execute", session="work", code="'another cell 1'")
+        with pytest.raises(RefusedError) as refused:
+            await one.get(task["taskId"])
+        assert refused.value.code == UNKNOWN
+
+
+async def test_handles_stay_those_of_sessions_that_are_kept(tmp_path: Path) -> None:
+    async with life(tmp_path) as first:
+        await first.run("execute", code="x = 5")
+        made = await first.call("wait", cell=1)
+        handle = made["_meta"]["kernel-mcp/cell"]["session"]
+    async with life(tmp_path) as second:
+        assert (await second.run("execute", code="x")).startswith("5")
+        assert await second.run("execute", code="x + 1", session=handle) == "6"
+
+
+async def test_scripts_and_notebooks_are_tasks_in_memory(tmp_path: Path) -> None:
+    async with life(tmp_path) as one:
+        script = await one.call(
+            "run_script", script="import time\nprint('on', flush=True)\ntime.sleep(7)"
+        )
+        assert script["resultType"] == "task", shown(script)
+        assert (await one.ended(script))["status"] == "completed"
+        await notebook(one, "print('one')", f"{UNTIL}print('two')")
+        task = await one.call("run_cells", path="a.ipynb", cells="all", wait=0)
+        assert task["resultType"] == "task", shown(task)
+        with pytest.raises(RefusedError) as refused:
+            await one.get(task["taskId"][:-1] + "_")
+        assert refused.value.code == UNKNOWN
+        await go(one)
+        text = text_of((await one.ended(task))["result"])
+        assert "one" in text
+        assert "two" in text
+
+
+async def test_a_notebook_is_cancelled_with_what_it_has_put_out(tmp_path: Path) -> None:
+    async with life(tmp_path) as one:
+        await notebook(one, "print('one')", f"print('two', flush=True)\n{UNTIL}")
+        task = await one.call("run_cells", path="a.ipynb", cells="all", wait=0)
+        await one.shows(task, "two")
+        await one.ask("tasks/cancel", taskId=task["taskId"])
+        state = await one.ended(task)
+        assert state["status"] == "completed", shown(state)
+        assert "one" in text_of(state["result"])
+        assert "interrupted" in text_of(state["result"])
+
+
+async def test_a_server_that_ends_ends_the_scripts_of_its_tasks(tmp_path: Path) -> None:
+    async with life(tmp_path) as one:
+        task = await one.call("run_script", script="while True: pass", timeout="1h")
+        assert task["status"] == "working"
+    async with life(tmp_path) as two:  # the first ended well, see `task_client`
+        with pytest.raises(RefusedError) as refused:
+            await two.get(task["taskId"])
+        assert refused.value.code == UNKNOWN
+
+
+async def test_wait_is_no_second_task_of_a_cell_that_is_followed() -> None:
+    async with task_client() as one:
+        task = await one.call("execute", code=UNTIL, wait=0)
+        waited = await one.call("wait", wait=0)
+        assert waited["resultType"] == "complete", shown(waited)
+        await go(one)
+        await one.ended(task)
+
+
+async def test_fifty_tasks_at_once() -> None:
+    async with task_client("--max-sessions", "4") as one:
+        tasks = [
+            await one.call("execute", code=f"import time; time.sleep(0.02); {number}", wait=0)
+            for number in range(50)
+        ]
+        assert len({each["taskId"] for each in tasks}) == len(tasks)
+        found = [text_of((await one.ended(each))["result"]) for each in tasks]
+        assert found == [str(number) for number in range(50)]
