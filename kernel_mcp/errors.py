@@ -7,6 +7,7 @@ KernelMcpError
 │   └── UnfitPackages          some of its packages cannot be resolved, even alone
 ├── LaunchError                a kernel did not start
 │   ├── KernelGone             a kernel ended before it received a cell
+│   ├── AnswerLate             a kernel did not answer a request in time
 │   ├── Uncopyable             no checkpoint of a kernel is possible now
 │   └── BoundaryBroken         the sandbox of a new kernel does not hold; the kernel was killed
 ├── UndoError                  cells could not be undone
@@ -20,6 +21,7 @@ KernelMcpError
 │   └── QuotaReached           the principal's quota of sessions is used up
 ├── InstallError               packages could not be added to the session
 ├── HibernationError           a session could not be saved or restored
+│   └── SavedTooLate           its kernel took too long
 ├── ServerStops                a call was cancelled because the server shuts down
 └── ServerFailure              a resource of the server failed
 
@@ -58,6 +60,10 @@ class UnfitPackages(EnvironmentBuildError):
 
 class LaunchError(KernelMcpError):
     """A kernel process did not reach the point where it can run cells."""
+
+
+class AnswerLate(LaunchError):
+    """A kernel did not answer a request in time."""
 
 
 class Uncopyable(LaunchError):
@@ -130,6 +136,10 @@ class InstallError(KernelMcpError):
 
 class HibernationError(KernelMcpError):
     """A session could not be saved to disk or restored from it."""
+
+
+class SavedTooLate(HibernationError):
+    """A kernel took too long to save or load its variables."""
 
 
 class ServerStops(KernelMcpError):

@@ -8,7 +8,7 @@ from typing import Any
 
 import anyio
 
-from kernel_mcp.errors import LaunchError
+from kernel_mcp.errors import AnswerLate, LaunchError
 from kernel_mcp.kernels.channels import Channel
 from kernel_mcp.kernels.kernel import Kernel
 from kernel_mcp.kernels.message_codec import Message
@@ -27,6 +27,9 @@ LANGUAGE_FIELDS = ("name", "version", "file_extension", "mimetype")
 FIELD_CHARS = 80
 MOST_EVALUATED = 4 * MIB
 """Maximum characters of the output of a hidden cell."""
+INTERRUPTS = 60
+SETTLE_S = 0.5
+"""Seconds between interrupts of a hidden cell, which C code ignores for a while."""
 BETWEEN = "This is possible between cells alone: call wait, then this."
 
 
@@ -44,6 +47,7 @@ class JupyterKernel(Kernel):
         self._output_received = anyio.Event()
         self._hidden = ""
         """Id of the hidden cell that runs; empty for none."""
+        self._hidden_begun = False
         self._concealed: set[str] = set()
         """Ids of hidden cells that have not ended, those that are no longer waited for included."""
         self._printed: list[str] = []
@@ -93,32 +97,49 @@ class JupyterKernel(Kernel):
     async def begin_script(self, name: str, timeout: float) -> None:
         """See `Kernel`; a script is a cell like others."""
 
+    async def watch(self) -> None:
+        """See `Kernel`."""
+        await super().watch()
+        self._hidden_ended.set()
+
     async def evaluate(self, code: str, timeout: float) -> Any:
         """Run code that prints JSON, as a cell that nobody sees, and return the value.
 
         The value is hostile data. Raises LaunchError while a cell runs, or without an answer within
-        `timeout` seconds.
+        `timeout` seconds. It is interrupted then, and if this call is cancelled.
         """
         if self.running is not None or self._hidden:
             raise LaunchError(BETWEEN)
-        self._printed, self._hidden_ended = [], anyio.Event()
+        self._printed, self._hidden_ended, self._hidden_begun = [], anyio.Event(), False
         content = {"code": code, "silent": False, "store_history": False, "allow_stdin": False}
         try:
             with self.asking("shell", "execute_request", content) as answer:
                 self._hidden = next(reversed(self._asked))
                 self._concealed.add(self._hidden)
-                with anyio.move_on_after(timeout):
+                with anyio.move_on_after(timeout) as late:
                     await answer.done.wait()
                     await self._hidden_ended.wait()
         finally:
+            with anyio.CancelScope(shield=True):
+                await self._stop_hidden()
             self._hidden = ""
-        if not self._hidden_ended.is_set():
-            self.interrupt()
-            raise LaunchError(f"The kernel did not answer within {timeout:g} s. {BETWEEN}")
+        if self.exit is not None:
+            raise LaunchError("The kernel has ended.")
+        if late.cancelled_caught:
+            raise AnswerLate(f"The kernel did not answer within {timeout:g} s. {BETWEEN}")
         try:
             return json.loads("".join(self._printed))
         except (ValueError, RecursionError) as reason:
             raise LaunchError("The kernel did not answer as expected.") from reason
+
+    async def _stop_hidden(self) -> None:
+        """Interrupt the hidden cell until it ends: kernels may drop a cell that waits meanwhile."""
+        for _ in range(INTERRUPTS):
+            if not self._hidden_begun or self._hidden_ended.is_set() or self.exit is not None:
+                return
+            self.interrupt(alone=True)
+            with anyio.move_on_after(SETTLE_S):
+                await self._hidden_ended.wait()
 
     def _listen(self, sink: Sink) -> Run:
         self._counted_at = anyio.current_time()
@@ -146,6 +167,7 @@ class JupyterKernel(Kernel):
             self._concealed.discard(message.parent)
         if message.parent != self._hidden:
             return
+        self._hidden_begun = True
         if message.kind == "stream" and message.content.get("name") == "stdout":
             if isinstance(text, str) and sum(map(len, self._printed)) < MOST_EVALUATED:
                 self._printed.append(text)

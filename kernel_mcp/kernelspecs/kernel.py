@@ -19,8 +19,9 @@ from kernel_mcp.kernels.jupyter import JupyterKernel
 from kernel_mcp.kernels.kernel import DRAIN_S
 from kernel_mcp.kernels.message_codec import Message, whole_number
 from kernel_mcp.kernels.run import Run
-from kernel_mcp.kernelspecs.languages import filled, language_of
+from kernel_mcp.kernelspecs.languages import language_of
 from kernel_mcp.kernelspecs.snapshots import FileSnapshots
+from kernel_mcp.kernelspecs.snippets import filled
 from kernel_mcp.kernelspecs.spec import Kernelspec
 from kernel_mcp.output.items import Stream
 from kernel_mcp.output.text import one_line

@@ -1,16 +1,15 @@
 """Code by which the kernels of a language answer questions that Jupyter's protocol lacks.
 
-Every snippet prints JSON and leaves no variable. The words in `_VALUES` stand for values.
+Every snippet prints JSON and leaves no variable. CODE, MATCH, PATTERN and OFFSET stand for values.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from importlib.resources import files
 
-from kernel_mcp.kernelspecs.snapshots import R_READ, R_WRITE, DumpCode
+from kernel_mcp.kernelspecs.snapshots import DumpCode
 from kernel_mcp.kernelspecs.spec import Kernelspec
 from kernel_mcp.policy import Policy
 from kernel_mcp.policy.missing import advice
@@ -27,7 +26,6 @@ _SHUT = (
     "The operator can install it on this machine, or open the network to a repository (--network "
     "HOST), from which a cell with CODE adds it"
 )
-_VALUES = re.compile(r"\b(?:CODE|MATCH|PATTERN|OFFSET)\b")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +71,8 @@ class Language:
         return ""
 
 
-def filled(snippet: str, **values: str | int) -> str:
-    """Return a snippet with its values, as literals of JSON; those are valid in R."""
-    return _VALUES.sub(lambda found: json.dumps(values[found[0].lower()]), snippet)
+def _file(name: str) -> str:
+    return files(__package__).joinpath(name).read_text("utf-8")
 
 
 def _r(body: str) -> str:
@@ -143,7 +140,7 @@ told <- tryCatch({ parse(text = CODE, keep.source = FALSE); NULL }, error = func
 LANGUAGES: Mapping[str, Language] = {
     "r": Language(
         options=(("R", "--no-restore-data"),),  # a fresh kernel has no variables
-        start=files(__package__).joinpath("start.R").read_text("utf-8"),
+        start=_file("start.R"),
         variables=_R_VARIABLES,
         packages=_R_PACKAGES,
         check=_R_CHECK,
@@ -155,7 +152,7 @@ LANGUAGES: Mapping[str, Language] = {
         installs='install.packages("NAME")',
         unfound=re.compile(r"there is no package called .([\w.]{1,100})"),
         unreached=re.compile(r"unable to access index for|cannot open URL '|not resolve host"),
-        dump=DumpCode(_r(R_WRITE), _r(R_READ)),
+        dump=DumpCode(_r(_file("save.R")), _r(_file("load.R"))),
     )
 }
 """The known languages, by the lower-case name in a kernel spec."""

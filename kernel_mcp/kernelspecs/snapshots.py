@@ -17,7 +17,8 @@ from typing import Any
 
 import anyio
 
-from kernel_mcp.errors import HibernationError, KernelMcpError
+from kernel_mcp.errors import AnswerLate, HibernationError, KernelMcpError, SavedTooLate
+from kernel_mcp.kernelspecs.snippets import filled
 from kernel_mcp.linux.pipes import Checksum
 from kernel_mcp.output.text import one_line
 from kernel_mcp.records import dataclass
@@ -33,11 +34,11 @@ Evaluate = Callable[[str, float], Awaitable[Any]]
 
 @dataclass(frozen=True, slots=True)
 class DumpCode:
-    """Code of a language that writes and reads dumps, with placeholders for JSON string literals.
+    """Code of a language that writes and reads dumps, in which words stand for values.
 
-    write  replaces FILE, LEAVE (a JSON list of names) and MOST (bytes); prints an object with the
-           fields of `sessions.snapshot.Dump`
-    read   replaces FILE and LEAVE; prints an object with `names` and `lost`
+    write  has FILE, LEAVE (a JSON list of names) and MOST (bytes); prints an object with the fields
+           of `sessions.snapshot.Dump`
+    read   has FILE and LEAVE; prints an object with `names` and `lost`
     """
 
     write: str
@@ -80,11 +81,11 @@ class FileSnapshots:
     async def _ask(
         self, code: str, name: str, leave: Iterable[str], seconds: float, most: int = 0
     ) -> Mapping[str, Any]:
-        texts = {"FILE": f"{self._seen_at}/{name}", "LEAVE": json.dumps(sorted(leave))}
-        for key, text in texts.items():
-            code = code.replace(key, json.dumps(text, ensure_ascii=False))
+        names, file = json.dumps(sorted(leave)), f"{self._seen_at}/{name}"
         try:
-            said = await self._evaluate(code.replace("MOST", str(most)), seconds)
+            said = await self._evaluate(filled(code, file=file, leave=names, most=most), seconds)
+        except AnswerLate as error:
+            raise SavedTooLate(f"its kernel takes longer than {seconds:g} s for it") from error
         except KernelMcpError as error:
             raise HibernationError(f"its kernel could not do it: {error}") from error
         if not isinstance(said, dict):
@@ -135,76 +136,3 @@ class FileSnapshots:
 def _created(path: Path) -> int:
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
     return os.open(path, flags, 0o600)
-
-
-R_WRITE = """\
-home <- globalenv()
-named <- function(x) if (length(x)) as.list(x) else structure(list(), names = character())
-seen <- new.env()
-unsavable <- function(x, depth) {
-  kind <- typeof(x)
-  if (kind %in% c("externalptr", "weakref")) return("it refers to memory outside R")
-  if (inherits(x, "connection")) return("it is an open connection")
-  if (depth > 400L) return("it is nested too deeply to be searched")
-  parts <- list()
-  if (kind == "environment") {
-    known <- identical(x, home) || isNamespace(x) || nzchar(environmentName(x))
-    key <- format(x)
-    if (known || exists(key, envir = seen, inherits = FALSE)) return("")
-    assign(key, TRUE, envir = seen)
-    inner <- ls(x, all.names = TRUE)
-    parts <- mget(inner[!vapply(inner, bindingIsActive, NA, x)], envir = x)
-    parts <- c(parts, list(parent.env(x)))
-  } else if (kind == "closure") {
-    parts <- list(environment(x))
-  } else if (is.list(x)) {
-    parts <- unclass(x)
-  } else if (isS4(x)) {
-    parts <- lapply(methods::slotNames(x), function(each) methods::slot(x, each))
-  }
-  hung <- attributes(x)
-  hung[[".internal.selfref"]] <- NULL
-  parts <- c(parts, hung)
-  for (i in seq_along(parts)) {
-    if (identical(parts[[i]], quote(expr = ))) next
-    part <- parts[[i]]
-    if (is.atomic(part) && is.null(attributes(part))) next
-    if (nzchar(found <- unsavable(part, depth + 1L))) return(found)
-  }
-  ""
-}
-why <- function(name) {
-  if (bindingIsActive(name, home)) return("it is an active binding")
-  tryCatch(unsavable(get(name, envir = home), 0L),
-    error = function(reason) paste("it cannot be read:", conditionMessage(reason)))
-}
-names <- setdiff(ls(home, all.names = TRUE), jsonlite::fromJSON(LEAVE))
-lost <- vapply(names, why, "")
-good <- names[!nzchar(lost)]
-lost <- lost[nzchar(lost)]
-sizes <- vapply(good, function(name) as.numeric(utils::object.size(get(name, home))), 0)
-fits <- cumsum(sort(sizes)) <= MOST
-large <- names(fits)[!fits]
-lost[large] <- "too large to be saved"
-good <- setdiff(good, large)
-saveRDS(list(packages = rev(.packages()), values = mget(good, envir = home)), FILE,
-  compress = FALSE)
-shown <- good[!startsWith(good, ".")]
-about <- lapply(shown, function(name)
-  list(name = name, type = class(get(name, home))[1], size = sizes[[name]], preview = ""))
-told <- list(names = I(shown), stored = I(good), groups = list(I(good)), lost = named(lost),
-  variables = about)
-"""
-R_READ = """\
-found <- readRDS(FILE)
-attached <- function(each)
-  suppressWarnings(suppressMessages(require(each, character.only = TRUE, quietly = TRUE)))
-gone <- Filter(Negate(attached), setdiff(found$packages, .packages()))
-gone <- structure(as.list(rep("it cannot be attached now", length(gone))),
-  names = sprintf("package:%s", gone))
-values <- found$values[setdiff(names(found$values), jsonlite::fromJSON(LEAVE))]
-list2env(values, globalenv())
-shown <- names(values)
-told <- list(names = I(shown[!startsWith(shown, ".")]), lost = gone)
-"""
-"""RDS keeps shared environments; attached packages are attached again."""

@@ -279,6 +279,8 @@ class Hibernation:
             group: tuple[str, ...] = ()
             left: tuple[str, ...] = ()
             async with aclosing(await self._start()) as trial:
+                if trial.snapshots is not None:
+                    raise HibernationError("its kernel reads them all or none")
                 try:
                     async with handed_over(trial, dump):
                         for group in dump.groups:

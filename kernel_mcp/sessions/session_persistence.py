@@ -152,7 +152,8 @@ class SessionPersistence:
     def log_cell(self, cell: Cell) -> None:
         """Write a cell that is about to run to the journal, if the session is persisted."""
         if self._save is not None:
-            self._save.log_cell(cell.number, cell.recorded)
+            with Barrier("keeping the code of a cell", self.handle):
+                self._save.log_cell(cell.number, cell.recorded)
 
     @asynccontextmanager
     async def paused(self) -> AsyncIterator[None]:

@@ -178,7 +178,12 @@ class PersistedSave(SessionSave):
         self.output.forget(self._count)
 
     def log_cell(self, number: int, code: str) -> None:
-        """Write a cell that is about to run to the journal."""
+        """Write a cell that is about to run to the journal.
+
+        Before the first save the manifest has what the session has requested, such as its kernel.
+        """
+        if self.entry.saved is None and any(self._base.asked.values()):
+            self.entry.commit(self._base)
         self._journal.add(number, code)
 
     def new_dump_path(self, kernel: Kernel) -> Path:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from kernel_mcp.errors import HibernationError
+from kernel_mcp.errors import HibernationError, SavedTooLate
 from kernel_mcp.output.text import one_line
 from kernel_mcp.sessions.forked_save import PATIENCE_S, ForkedSave
 from kernel_mcp.sessions.snapshot import SECONDS, Dump, take
@@ -95,7 +95,11 @@ async def write_here(
     """
     before, began = kernel.handle.usage().cpu_s, anyio.current_time()
     path = session_save.new_dump_path(kernel)
-    dump = await take(kernel, path, max_bytes=max_bytes, seconds=seconds, leave=leave)
+    try:
+        dump = await take(kernel, path, max_bytes=max_bytes, seconds=seconds, leave=leave)
+    except SavedTooLate:
+        session_save.late += 1
+        raise
     late = session_save.saved_names(name for name, why in dump.lost.items() if why.startswith(LATE))
     if late and 0 < seconds < SECONDS:
         session_save.late += 1

@@ -12,6 +12,7 @@ import pytest
 from mcp.client import Client
 
 from tests.integration.agent import Agent, command, lost
+from tests.integration.lives import Place
 from tests.languages.kernels import kernel_flag
 
 pytestmark = pytest.mark.anyio
@@ -148,7 +149,7 @@ async def test_a_session_of_r_is_not_taken_for_one_of_python(state: Path) -> Non
 async def test_what_is_nested_or_no_longer_installed_is_kept_or_named(state: Path) -> None:
     code = """
     chain <- function(n) { e <- NULL; for (i in seq_len(n)) e <- list2env(list(inner = e)); e }
-    few <- chain(100); many <- chain(1000)
+    few <- chain(100); many <- chain(1000); most <- chain(20000)
     deep <- few; while (!is.null(deep$inner)) deep <- deep$inner
     deep$inner <- textConnection("a")
     rm(deep)
@@ -157,7 +158,80 @@ async def test_what_is_nested_or_no_longer_installed_is_kept_or_named(state: Pat
     async with server(state) as notebook:
         assert (await (await opened(notebook)).run(code, session="r")).status == "ok"
     async with server(state) as notebook:
-        answer = await notebook.run("kept; exists('few')", session="r")
-        assert answer.text.startswith("[1] 1\n[1] FALSE"), answer.text
-        assert sorted(lost(answer)) == ["few", "many", "package:own"]
+        answer = await notebook.run("kept; exists('few'); exists('many')", session="r")
+        assert answer.text.startswith("[1] 1\n[1] FALSE\n[1] TRUE"), answer.text
+        assert sorted(lost(answer)) == ["few", "most", "package:own"]
         assert "'package:own' (it cannot be attached now)" in answer.text
+
+
+async def test_all_that_shares_what_cannot_be_saved_is_named(state: Path) -> None:
+    code = """
+    e <- new.env(); e$con <- textConnection("abc"); g <- e; h <- local(function() con, e)
+    setattr <- structure(list(), kept = list(e)); fine <- new.env(); fine$again <- fine
+    """
+    async with server(state) as notebook:
+        assert (await (await opened(notebook)).run(code, session="r")).status == "ok"
+    async with server(state) as notebook:
+        answer = await notebook.run("identical(fine$again, fine)", session="r")
+        assert "[1] TRUE" in answer.text
+        assert sorted(lost(answer)) == ["e", "g", "h", "setattr"]
+
+
+async def test_classes_settings_and_promises_come_back(state: Path) -> None:
+    code = """
+    setClass("P", representation(x = "numeric")); p <- new("P", x = 3)
+    setGeneric("area", function(o) standardGeneric("area"))
+    setMethod("area", "P", function(o) o@x * 2)
+    Account <- setRefClass("Account", fields = list(b = "numeric"),
+      methods = list(add = function(v) b <<- b + v))
+    a <- Account$new(b = 1); a$add(5)
+    fixed <- 5; lockBinding("fixed", globalenv())
+    delayedAssign("late", { cat("now\n"); 99 }); again <- late; delayedAssign("later", cat("LATER"))
+    attach(list(column = 7), name = "frame"); options(digits = 3, own.option = list(1))
+    Sys.setenv(MINE = "yes"); setwd("/tmp"); Sys.setlocale("LC_COLLATE", "C")
+    """
+    back = """
+    cat(p@x, area(p), a$b, column, getOption("digits"), length(getOption("own.option")))
+    cat("", Sys.getenv("MINE"), getwd(), Sys.getlocale("LC_COLLATE"), bindingIsLocked("fixed",
+      globalenv()), late, "\n")
+    a$add(1); cat(a$b, Account$new(b = 2)$b)
+    """
+    async with server(state) as notebook:
+        assert (await (await opened(notebook)).run(code, session="r")).status == "ok"
+    async with server(state) as notebook:
+        answer = await notebook.run(back, session="r")
+        assert answer.text.startswith("3 6 6 7 3 1 yes /tmp C TRUE 99 \n7 2"), answer.text
+        assert not lost(answer)
+        assert "LATER" in (await notebook.run("later", session="r")).text
+
+
+async def test_names_that_are_too_long_are_left_out(state: Path) -> None:
+    code = "assign(strrep('n', 300), 5); MOST <- 'MOST'; FILE <- emptyenv(); `\\n\"é🙂` <- 1"
+    async with server(state) as notebook:
+        assert (await (await opened(notebook)).run(code, session="r")).status == "ok"
+    async with server(state) as notebook:
+        answer = await notebook.run('cat(MOST, `\\n"é🙂`, environmentName(FILE))', session="r")
+        assert answer.text.startswith("MOST 1 R_EmptyEnv"), answer.text
+        assert lost(answer) == ["n" * 200]
+
+
+async def test_data_that_many_share_count_once(state: Path) -> None:
+    code = "e <- new.env(); e$x <- numeric(1e6); big <- numeric(3e6)\n"
+    code += "for (i in 1:9) assign(paste0('f', i), local(function() x[1], e))"
+    async with server(state, "--persist", "20M,1d") as notebook:
+        assert (await (await opened(notebook)).run(code, session="r")).status == "ok"
+    async with server(state, "--persist", "20M,1d") as notebook:
+        answer = await notebook.run("f9()", session="r")
+        assert answer.text.startswith("[1] 0"), answer.text
+        assert lost(answer) == ["big"]
+
+
+async def test_a_session_goes_on_in_its_language_when_the_server_is_killed(state: Path) -> None:
+    place, flag = Place(state), ("--kernel", kernel_flag("r"))
+    async with place.life(*flag) as first:
+        await (await opened(first)).run("x <- 1", session="r")
+        first.kill()
+    async with place.life(*flag) as notebook:
+        answer = await notebook.run("cat(R.version$language)", session="r")
+        assert answer.text.startswith("R"), answer.text
+        assert "Cell 1 ran after that was saved" in answer.text

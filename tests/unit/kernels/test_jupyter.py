@@ -68,3 +68,32 @@ async def test_output_of_a_hidden_cell_that_was_given_up_is_no_cells() -> None:
         assert seen == [Stream("stdout", "mine")]
     finally:
         await kernel.aclose()
+
+
+class Interruptible(Wired):
+    """A kernel whose hidden cell ends at the second interrupt."""
+
+    interrupts = 0
+
+    def interrupt(self, *, alone: bool = False) -> None:
+        self.interrupts += alone
+        if self.interrupts == 2:
+            self.hears("request-1", "status", execution_state="idle")
+
+
+async def test_a_hidden_cell_that_is_given_up_has_ended_before_a_cell_is_sent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("kernel_mcp.kernels.jupyter.SETTLE_S", 0.01)
+    handle = attached_process("here", ConnectionInfo(ip="", key=""), Connected())
+    kernel = Interruptible(handle, environment=KernelEnvironment(Path(), ()), policy=POLICY)
+    try:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(kernel.evaluate, "save", 60)
+            while not kernel.wire.sent:
+                await anyio.lowlevel.checkpoint()
+            kernel.hears("request-1", "status", execution_state="busy")
+            tasks.cancel_scope.cancel()
+        assert kernel.interrupts == 2
+    finally:
+        await kernel.aclose()
