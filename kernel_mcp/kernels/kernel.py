@@ -89,6 +89,8 @@ class Kernel:
     """True if it supports this server's own requests; False if only those of Jupyter."""
     snapshots: Snapshots | None = None
     """Dumps of its variables, if it does not support the requests of this server for them."""
+    starts_anew = "Threads, caches and the state of imported modules start anew"
+    """A sentence on what is not in a save of variables."""
     place = ""
     """Address of an external kernel, as passed to `create_session` in `attach`."""
 

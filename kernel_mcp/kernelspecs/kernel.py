@@ -46,6 +46,7 @@ class SpecKernel(JupyterKernel):
         super().__init__(*arguments, **named)
         if (code := self._language.dump) is not None:
             self.snapshots = FileSnapshots(code, self.evaluate, workspace, seen_at)
+            self.starts_anew = code.starts_anew
 
     def _open(self, listener: ChannelListener) -> KernelChannels:
         sockets = self.handle.sockets

@@ -152,7 +152,11 @@ LANGUAGES: Mapping[str, Language] = {
         installs='install.packages("NAME")',
         unfound=re.compile(r"there is no package called .([\w.]{1,100})"),
         unreached=re.compile(r"unable to access index for|cannot open URL '|not resolve host"),
-        dump=DumpCode(_r(_file("save.R")), _r(_file("load.R"))),
+        dump=DumpCode(
+            _r(_file("save.R")),
+            _r(_file("load.R")),
+            "Graphics settings, files in tempdir() and what packages have in memory start anew",
+        ),
     )
 }
 """The known languages, by the lower-case name in a kernel spec."""

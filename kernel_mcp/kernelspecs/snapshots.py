@@ -39,10 +39,12 @@ class DumpCode:
     write  has FILE, LEAVE (a JSON list of names) and MOST (bytes); prints an object with the fields
            of `sessions.snapshot.Dump`
     read   has FILE and LEAVE; prints an object with `names` and `lost`
+    starts_anew  a sentence on what is not in dumps
     """
 
     write: str
     read: str
+    starts_anew: str
 
 
 class FileSnapshots:

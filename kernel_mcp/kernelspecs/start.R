@@ -50,7 +50,14 @@ local({
       executor$send_response("error", executor$current_request, "iopub", executor$err)
     })
     send <- executor$send_response
+    told <- character() # names of variables that the server knows
     executor$send_response <- function(kind, request, channel, content) {
+      if (kind == "execute_reply") {
+        now <- ls(globalenv(), sorted = FALSE)
+        if (isTRUE(request$content$store_history)) # it is of a cell
+          content$names <- list(I(setdiff(now, told)), I(setdiff(told, now)))
+        told <<- now
+      }
       if (utils::object.size(content) > 12e6) # of a message that would be refused
         content <- rapply(content, substr, "character", how = "replace", start = 1, stop = most)
       send(kind, request, channel, content)

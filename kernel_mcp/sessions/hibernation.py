@@ -48,7 +48,6 @@ TRIALS = 24
 """Maximum number of kernels that are started to find the variables which crash them."""
 BEHIND = "shares objects with one that ended the kernel"
 UNTRIED = "could not be tried: others had ended too many kernels"
-START_ANEW = "Threads, caches and the state of imported modules start anew"
 ENDED_WITH_KERNEL = "a file in a folder that ends with its kernel; files in the workspace stay"
 
 
@@ -260,7 +259,8 @@ class Hibernation:
             return nothing_restored(saved, UNREADABLE.format(error.strerror))
         files = tuple(path for path in saved.files if path in loaded.missing)
         there = replace(saved, files=files)
-        return restored(there, loaded.names, {**leave, **not_loaded(loaded)}, changes)
+        failed = {**leave, **not_loaded(loaded)}
+        return restored(there, loaded.names, failed, changes, kernel.starts_anew)
 
     async def find_fatal(self, saved: SavedState) -> dict[str, str]:
         """Return the names of variables that crash a kernel which loads them, with reasons.
@@ -405,11 +405,16 @@ def not_loaded(loaded: Loaded) -> dict[str, str]:
 
 
 def restored(
-    saved: SavedState, names: Sequence[str], failed: Mapping[str, str], changes: str = ""
+    saved: SavedState,
+    names: Sequence[str],
+    failed: Mapping[str, str],
+    changes: str = "",
+    starts_anew: str = "",
 ) -> RestoreResult:
     """Return the result for loaded `names`; `failed` maps names that were not loaded to reasons.
 
     `changes` lists packages whose versions differ from those at the save; empty for none.
+    `starts_anew` is a sentence on what no kernel brings back.
     """
     parts = [saved.began()]
     lost = {**saved.lost, **failed}
@@ -432,7 +437,8 @@ def restored(
         parts.append(saved.after.removesuffix("."))
     if changes:
         parts.append(f"Packages that are not as they were: {changes}")
-    parts.append(START_ANEW)
+    if starts_anew:
+        parts.append(starts_anew)
     gone = {**saved.gone, **failed}
     loss = f"hibernation could not keep {listing(gone)}" if gone else saved.after or None
     return RestoreResult(

@@ -66,6 +66,7 @@ async def test_the_next_server_has_them_and_names_what_it_has_not(state: Path) -
         check(answer.text)
         assert "Continued from" in answer.text
         assert sorted(lost(answer)) == ["act", "con"]
+        assert "tempdir() and what packages have in memory start anew" in answer.text
         assert "con (it is an open connection)" in answer.text
         script = await notebook.call("export_notebook", session="r", path="a.R", format="script")
         assert not script.failed, script.text
@@ -122,6 +123,15 @@ async def test_what_does_not_fit_is_named(state: Path) -> None:
         answer = await notebook.run("x", session="r")
         assert "[1] 1" in answer.text
         assert lost(answer) == ["big"]
+
+
+async def test_variables_that_were_not_saved_are_named_when_the_kernel_dies(state: Path) -> None:
+    async with server(state, "--persist", "off") as notebook:
+        await (await opened(notebook)).run("x <- 1; y <- 2\nz <- 3", session="r")
+        await notebook.run("rm(y); w <- list(4); .hidden <- 1", session="r")
+        died = await notebook.run("tools::pskill(Sys.getpid(), 9)", session="r")
+        assert died.status == "killed"
+        assert sorted(lost(died)) == ["w", "x", "z"]
 
 
 async def test_a_killed_kernel_goes_back_to_its_last_save(state: Path) -> None:

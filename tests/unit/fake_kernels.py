@@ -49,6 +49,7 @@ class FakeKernel:
 
     extended = True
     snapshots = None
+    starts_anew = Kernel.starts_anew
     place = ""
     notebook_metadata = PYTHON_METADATA
     environment = KernelEnvironment(Path("python"), ())

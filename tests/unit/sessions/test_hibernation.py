@@ -9,11 +9,11 @@ import anyio
 import pytest
 
 from kernel_mcp.errors import HibernationError
+from kernel_mcp.kernels.kernel import Kernel
 from kernel_mcp.sessions import snapshot
 from kernel_mcp.sessions.hibernation import (
     IDLE,
     MAKE_ROOM,
-    START_ANEW,
     TRIALS,
 )
 from kernel_mcp.sessions.session import RESTORE_DESCRIPTORS
@@ -38,7 +38,7 @@ async def test_variables_come_back_and_the_answer_names_them(tmp_path: Path) -> 
         (notice,) = cell.notices
         assert notice == (
             "This session had been hibernated after 1 h idle to make room for another session. "
-            f"Back: a, b (2). Not back: lock (thread lock): create it again. {START_ANEW}"
+            f"Back: a, b (2). Not back: lock (thread lock): create it again. {Kernel.starts_anew}"
         )
         outcome = cell.meta("s", omitted=0, outputs=[])
         assert (outcome["state_kept"], outcome["lost"]) == (False, ["lock"])
