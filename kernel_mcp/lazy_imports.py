@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
@@ -13,16 +13,21 @@ from typing import Any
 
 
 class LazyName:
-    """A name of a module that is imported once the name is called, accessed or inherited from."""
+    """A name of a module that is imported once the name is called, accessed or inherited from.
 
-    def __init__(self, finder: LazyImportFinder, module: str, name: str) -> None:
-        self._finder, self._module, self._name = finder, module, name
+    Unions with it are lazy, too, as long as imports are deferred.
+    """
+
+    def __init__(self, finder: LazyImportFinder, load: Callable[[], Any]) -> None:
+        self._finder, self._load = finder, load
 
     def _found(self) -> Any:
         self._finder.end()
-        return getattr(import_module(self._module), self._name)
+        return self._load()
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") and self._finder in sys.meta_path:  # as typing asks of any type
+            raise AttributeError(name)
         return getattr(self._found(), name)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -32,10 +37,14 @@ class LazyName:
         return self._found()[key]
 
     def __or__(self, other: Any) -> Any:
-        return self._found() | other
+        return self._finder.later(lambda: self._found() | other)
 
     def __ror__(self, other: Any) -> Any:
-        return other | self._found()
+        return self._finder.later(lambda: other | self._found())
+
+    def __get_pydantic_core_schema__(self, _source: Any, handler: Callable[[Any], Any]) -> Any:
+        """See pydantic, which takes it for a type."""
+        return handler(self._found())
 
     def __mro_entries__(self, _bases: tuple[Any, ...]) -> tuple[Any, ...]:
         return (self._found(),)
@@ -52,8 +61,7 @@ class _LazyModule(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        later = LazyName(self.finder, self.__name__, name)
-        return later if self.finder in sys.meta_path else later._found()
+        return self.finder.later(lambda: getattr(import_module(self.__name__), name))
 
 
 class LazyImportFinder(MetaPathFinder, Loader):
@@ -78,6 +86,10 @@ class LazyImportFinder(MetaPathFinder, Loader):
 
     def exec_module(self, _module: ModuleType) -> None:
         """See `Loader`."""
+
+    def later(self, load: Callable[[], Any]) -> Any:
+        """Return the result of `load`, while imports are deferred as a `LazyName`."""
+        return LazyName(self, load) if self in sys.meta_path else load()
 
     def end(self) -> None:
         """Stop deferring: from now on imports of these modules return the real ones."""

@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from pydantic import ConfigDict, TypeAdapter
 
 from kernel_mcp import start
 from kernel_mcp.lazy_imports import LazyName, lazy_imports
@@ -22,7 +23,12 @@ def made(*args, **kwargs):
     return args, kwargs
 kinds = {"a": 1}
 """
-USER = "import heavy\nfrom heavy.parts import Base, kinds, made\nfrom heavy import parts\n"
+USER = """
+import heavy
+from heavy.parts import Base, kinds, made
+from heavy import parts
+either = None | Base | int
+"""
 
 
 @pytest.fixture
@@ -49,6 +55,17 @@ def test_what_was_taken_is_there_when_it_is_used(user: Any) -> None:
     assert user.Base | None == None | user.Base
     assert user.heavy.known == "here"
     assert user.parts.made() == ((), {})
+
+
+def test_unions_are_made_when_they_are_used(user: Any) -> None:
+    either: Any = user.either
+    assert isinstance(user.either, LazyName)
+    assert not hasattr(user.Base, "__parameters__")
+    assert not hasattr(sys.modules["heavy"], "__file__")
+    adapter = TypeAdapter[Any](either, config=ConfigDict(arbitrary_types_allowed=True))
+    assert adapter.validate_python("7") == 7
+    assert adapter.validate_python(base := user.Base()) is base
+    assert either._found() == user.Base | int | None
 
 
 def test_a_class_may_inherit_what_was_taken(user: Any) -> None:
@@ -81,10 +98,16 @@ def test_a_server_on_pipes_imports_nothing_of_http_and_clients() -> None:
         "with start._imports(start.SERVER, start.DEFERRED, start.PROTOCOL, start.TOOLS) as rest:\n"
         "    rest[start.TOOLS].result()\n"
         "import sys\n"
-        "from kernel_mcp.deferred import UNUSED\n"
+        "from kernel_mcp.deferred import UNUSED, VERSIONS\n"
         "loaded = set(sys.modules)\n"
         "print(*sorted(loaded))\n"
-        "assert loaded.isdisjoint({*UNUSED, 'click', 'sse_starlette', 'uvicorn'})\n"
+        "assert loaded.isdisjoint({*UNUSED, *VERSIONS, 'click', 'sse_starlette', 'uvicorn'})\n"
+        "import mcp_types\n"
+        "assert not mcp_types.client_request_adapter.pydantic_complete\n"
+        "ping = mcp_types.client_request_adapter.validate_python({'method': 'ping'})\n"
+        "assert isinstance(ping, mcp_types.PingRequest)\n"
+        "from pydantic import TypeAdapter\n"
+        "assert TypeAdapter(int | None).pydantic_complete\n"
         "from mcp import ClientSession\n"
         "from mcp.server.lowlevel.server import StreamableHTTPSessionManager\n"
         "assert ClientSession.send_ping\n"
