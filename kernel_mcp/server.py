@@ -15,7 +15,8 @@ from typing import Any
 
 import anyio
 
-from kernel_mcp.attached.source import ATTACHED, AttachingSource
+from kernel_mcp.attached.interpreter import ATTACHED
+from kernel_mcp.attached.source import AttachingSource
 from kernel_mcp.barriers import Barrier, reason_of
 from kernel_mcp.config.settings import Settings
 from kernel_mcp.endpoints.endpoints import KernelEndpoints

@@ -21,16 +21,19 @@ from typing import Any
 import anyio
 
 from kernel_mcp.attached.endings import RESTARTED, ending_of
+from kernel_mcp.attached.interpreter import attached
 from kernel_mcp.attached.process import Connected
 from kernel_mcp.attached.targets import AttachTarget
 from kernel_mcp.errors import LaunchError
 from kernel_mcp.kernels.channels import Channel, ChannelListener, KernelChannels
+from kernel_mcp.kernels.interpreter import Interpreter
 from kernel_mcp.kernels.jupyter import JupyterKernel
 from kernel_mcp.kernels.known_names import MOST_NAMES, NAME_CHARS, KnownNames
 from kernel_mcp.kernels.message_codec import Message, whole_number
 from kernel_mcp.kernels.run import Run
 from kernel_mcp.launch.base import KernelEnvironment
 from kernel_mcp.launch.process import KernelProcess
+from kernel_mcp.notebooks.metadata import language_of
 from kernel_mcp.output.text import Masks, one_line
 from kernel_mcp.policy import Policy
 from kernel_mcp.units import MIB
@@ -120,6 +123,8 @@ class AttachedKernel(JupyterKernel):
         self._look_answered = anyio.Event()
         self._joined = False
         self._pid: int | None = None
+        self._names = NAMES
+        """Expression that each cell evaluates besides; empty where it is no Python."""
         self.place = str(place)
         environment = KernelEnvironment(Path(), ())
         super().__init__(handle, environment=environment, policy=policy, masks=masks)
@@ -134,19 +139,28 @@ class AttachedKernel(JupyterKernel):
                 f"The kernel at {self.place} did not answer within {timeout:g} s: it may have been "
                 "stopped. Look there, and try again."
             )
-        self._check(self.language_info)
+        self._take_language()
         self._joined = True
         await self._first_names()
 
-    def _check(self, language: Mapping[str, Any]) -> None:
-        name = str(language.get("name"))[:LANGUAGE_CHARS]
-        if name.lower() not in ("python", "ipython"):
-            raise LaunchError(
-                f"The kernel at {self.place} runs {name}, and cells here are Python. Name another."
-            )
-        version = str(language.get("version", ""))[:LANGUAGE_CHARS]
+    def _take_language(self) -> None:
+        version = str(self.language_info.get("version", ""))[:LANGUAGE_CHARS]
+        if language_of(self.notebook_metadata) != "Python":
+            self._names = ""
         fit = all(part.isdigit() for part in version.split(".")[:2])
         self.environment = replace(self.environment, version=version if fit else "")
+
+    @property
+    def joined(self) -> Interpreter:
+        """See `Kernel`."""
+        return attached(self.place, self.notebook_metadata)
+
+    async def _ask_info(self) -> Mapping[str, Any] | None:
+        """See `JupyterKernel`; on both channels in turn, as many answer on one alone."""
+        found = await super()._ask_info()
+        if found is None:
+            self.info_channel = "shell" if self.info_channel == "control" else "control"
+        return found
 
     async def _first_names(self) -> None:
         """Fetch the names of existing variables; give up after `NAMES_S` if a cell is running."""
@@ -172,8 +186,7 @@ class AttachedKernel(JupyterKernel):
             self.tell(NOT_RUN)
             _drop(run)
         elif run.begun and run.status is None:  # else another client's cell may run
-            with contextlib.suppress(LaunchError):  # the end of the kernel is noticed elsewhere
-                self._channels.send("control", "interrupt_request", {})
+            self._channels.interrupt()
 
     def end_unresponsive(self, run: Run) -> str | None:
         """Leave a cell that does not stop to the external kernel; return a sentence on it."""
@@ -197,7 +210,7 @@ class AttachedKernel(JupyterKernel):
         return found
 
     def _hand_over(self, run: Run, kind: str, content: dict[str, Any]) -> None:
-        content["user_expressions"] = {_KEY: NAMES}
+        content["user_expressions"] = {_KEY: self._names} if self._names else {}
         del content["cell_number"]
         run.msg_id = "held"
         if not self._foreign_running and not self._look:
@@ -264,7 +277,7 @@ class AttachedKernel(JupyterKernel):
             return
         self._stale, self._running_at_look = False, list(self._foreign_running)
         with contextlib.suppress(LaunchError):  # the end of the kernel is noticed elsewhere
-            self._look = self._channels.send("shell", "execute_request", _silent(NAMES))
+            self._look = self._channels.send("shell", "execute_request", _silent(self._names))
 
     def _on_look(self, content: Mapping[str, Any]) -> None:
         """Handle the answer to a look: all requests queued before it have ended."""
@@ -321,7 +334,7 @@ def _silent(expression: str) -> dict[str, Any]:
         "code": "",
         "silent": True,
         "store_history": False,
-        "user_expressions": {_KEY: expression},
+        "user_expressions": {_KEY: expression} if expression else {},
         "allow_stdin": False,
         "stop_on_error": False,
     }

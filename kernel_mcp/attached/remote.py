@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -33,7 +32,6 @@ END_S, AGAIN_S = 10.0, 0.5
 """Seconds in which a kernel is to be ended, and between the attempts."""
 CHECK_S = 10.0
 """Seconds between two questions to the server whether the kernel of a running cell is there."""
-GONE = "was ended on its Jupyter server"
 
 
 class RemoteKernel(JupyterKernel):
@@ -54,7 +52,6 @@ class RemoteKernel(JupyterKernel):
         self._kernel = kernel
         self._socket = socket
         self._end = Connected()
-        self._interrupts: set[asyncio.Task[None]] = set()
         super().__init__(
             attached_process(server, ConnectionInfo(ip="", key=""), self._end),
             environment=KernelEnvironment(Path(), ()),
@@ -66,7 +63,7 @@ class RemoteKernel(JupyterKernel):
 
     def _open(self, listener: ChannelListener) -> KernelChannels:
         assert self._floods is not None
-        return web.WebChannels(self._socket, self._floods, listener)
+        return web.WebChannels(self._socket, self._server, self._kernel, self._floods, listener)
 
     async def ready(self, timeout: float) -> None:
         """See `Kernel`."""
@@ -77,16 +74,8 @@ class RemoteKernel(JupyterKernel):
         self.environment = replace(self.environment, version=version)
 
     def interrupt(self, *, alone: bool = False) -> None:
-        """See `Kernel`: the server interrupts it."""
-        task = asyncio.get_running_loop().create_task(self._interrupt())
-        self._interrupts.add(task)
-        task.add_done_callback(self._interrupts.discard)
-
-    async def _interrupt(self) -> None:
-        with Barrier("interrupting a kernel of a Jupyter server"):
-            await self._look()
-            if self.exit is None:
-                await web.interrupt_kernel(self._server, self._kernel)
+        """See `Kernel`."""
+        self._channels.interrupt()
 
     async def watch(self) -> None:
         """See `Kernel`; while a cell runs, ask the server whether the kernel is there."""
@@ -105,7 +94,7 @@ class RemoteKernel(JupyterKernel):
     async def _look(self) -> None:
         """Note the end of a kernel that is not on its server any more. Raises LaunchError."""
         if not await web.is_running(self._server, self._kernel):
-            self._end.end(GONE)
+            self._end.end(f"was lost, as {web.GONE}")
 
     def _on_message(self, channel: Channel, message: Message) -> None:
         ours = channel == "iopub" and self._output_received.is_set()

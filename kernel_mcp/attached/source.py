@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING
 
 import anyio
 
+from kernel_mcp.attached.interpreter import REMOTE_LACKING
 from kernel_mcp.attached.targets import AttachTarget, ConnectionFile, read_connection, target_of
 from kernel_mcp.config.attachments import Attachment
 from kernel_mcp.environments.uv import ProgressCallback
 from kernel_mcp.errors import LaunchError
 from kernel_mcp.kernels.channels import ChannelListener, Channels, Floods, KernelChannels
 from kernel_mcp.kernels.factory import KernelRequest
-from kernel_mcp.kernels.interpreter import PYTHON_STATE, Interpreter
+from kernel_mcp.kernels.interpreter import Interpreter
 from kernel_mcp.kernels.message_codec import MessageCodec
 from kernel_mcp.launch.base import ConnectionInfo
 from kernel_mcp.output.text import Masks
@@ -65,41 +66,6 @@ async def description_of(attachment: Attachment) -> str:
         return f"{attachment}: not to be joined now: {reason}"
 
 
-ATTACHED = "attached"
-"""Name of the interpreter of external kernels."""
-_OTHERWISE = "create_session without attach gives a session with a kernel of its own."
-_LACKING = {
-    "reset": "Delete variables by code, or have its user restart it; close_session leaves it.",
-    "install": "A cell with %pip install adds packages where that kernel runs.",
-    "list_packages": "A cell with %pip list shows those of that kernel.",
-    "write_file": "Write files by code: it runs where that kernel runs.",
-    "list_files": "List folders by code: it runs where that kernel runs.",
-    "undo": _OTHERWISE,
-    "branch": _OTHERWISE,
-}
-
-_BY_CODE = "Do it by code: it runs where that kernel runs."
-_NO_COPIES = "Its kernel cannot be copied; run the cells again after reset."
-_REMOTE_LACKING = {
-    **_LACKING,
-    **dict.fromkeys(("undo", "branch"), _NO_COPIES),
-    **dict.fromkeys(("list_variables", "check_syntax", "install", "list_packages"), _BY_CODE),
-}
-del _REMOTE_LACKING["reset"]
-
-
-def attached(place: str) -> Interpreter:
-    """Return the interpreter of a session that joins the kernel at `place`."""
-    return Interpreter(
-        ATTACHED,
-        "Python",
-        place,
-        external=True,
-        state=PYTHON_STATE,
-        lacking=_LACKING,
-    )
-
-
 class AttachingSource:
     """The `KernelSource` of interpreters with a place: it joins the kernel there."""
 
@@ -140,7 +106,11 @@ class AttachingSource:
         end = await web.joined(place.attachment, running.kernel)
         exact = AttachTarget(place.attachment, running.kernel, running.path)
         nowhere = ConnectionInfo(ip="", key="")
-        return await self._joined(exact, nowhere, partial(web.WebChannels, end, self._floods))
+        return await self._joined(
+            exact,
+            nowhere,
+            partial(web.WebChannels, end, place.attachment, running.kernel, self._floods),
+        )
 
     async def _joined(
         self,
@@ -175,7 +145,7 @@ class RemoteSource:
         self._server = server
         self._masks = masks
         self._floods = Floods()
-        self.interpreter = Interpreter(name, name, place=str(server), lacking=_REMOTE_LACKING)
+        self.interpreter = Interpreter(name, name, place=str(server), lacking=REMOTE_LACKING)
 
     async def start(self, request: KernelRequest, progress: ProgressCallback) -> Kernel:
         """Start a kernel there. Raises KernelMcpError."""

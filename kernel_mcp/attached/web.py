@@ -27,6 +27,7 @@ from tornado.websocket import (
 )
 
 from kernel_mcp.attached.targets import AttachTarget
+from kernel_mcp.barriers import Barrier
 from kernel_mcp.config.attachments import Attachment
 from kernel_mcp.errors import LaunchError
 from kernel_mcp.kernels.channels import (
@@ -58,6 +59,7 @@ RECEIVING = 2.0
 MOST_PARTS = 64
 MOST_SHOWN = 10
 SHOWN_CHARS = 200
+GONE = "it was ended on its Jupyter server"
 _NUMBER_BYTES = 8
 CHANNELS: dict[bytes, Channel] = {b"shell": "shell", b"iopub": "iopub", b"control": "control"}
 
@@ -236,11 +238,18 @@ class WebChannels(KernelChannels):
     """The channels of a kernel over one web socket."""
 
     def __init__(
-        self, found: WebSocketClientConnection, floods: Floods, listener: ChannelListener
+        self,
+        found: WebSocketClientConnection,
+        server: Attachment,
+        kernel: str,
+        floods: Floods,
+        listener: ChannelListener,
     ) -> None:
         """`floods` is shared by all kernels whose messages this event loop reads."""
         super().__init__(Unsigned(), listener)
         self._socket = found
+        self._server, self._kernel = server, kernel
+        self._interrupts: set[asyncio.Task[None]] = set()
         self._floods = floods
         self._debt = 0.0
         self._settled = perf_counter()
@@ -267,6 +276,19 @@ class WebChannels(KernelChannels):
             raise LaunchError("The connection to the Jupyter server is closed.") from error
         sent.add_done_callback(lambda done: done.exception())  # `_take` reports a broken connection
         return msg_id
+
+    def interrupt(self) -> None:
+        """See `KernelChannels`: the server does it, as many kernels take no such message."""
+        task = self._loop.create_task(self._interrupt())
+        self._interrupts.add(task)
+        task.add_done_callback(self._interrupts.discard)
+
+    async def _interrupt(self) -> None:
+        with Barrier("interrupting a kernel of a Jupyter server"):
+            if await is_running(self._server, self._kernel):
+                await interrupt_kernel(self._server, self._kernel)
+            else:
+                self._break(GONE)
 
     def taken(self, channel: Channel) -> bool:
         """Return False: it is not known whether a kernel behind a server has read a message."""

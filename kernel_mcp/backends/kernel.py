@@ -218,8 +218,7 @@ class BackendKernel(JupyterKernel):
 
     def interrupt(self, *, alone: bool = False) -> None:
         """See `Kernel`."""
-        with contextlib.suppress(LaunchError):  # the end of the kernel is noticed elsewhere
-            self._channels.send("control", "interrupt_request", {})
+        self._channels.interrupt()
 
     async def _watch_end(self) -> None:
         try:

@@ -130,6 +130,11 @@ class KernelChannels(ABC):
         Raises LaunchError if disconnected, or if too many requests are unread.
         """
 
+    def interrupt(self) -> None:
+        """Ask the kernel to interrupt its cell, by a message."""
+        with suppress(LaunchError):  # the end of the kernel is noticed elsewhere
+            self.send("control", "interrupt_request", {})
+
     @abstractmethod
     def taken(self, channel: Channel) -> bool:
         """Return True if the kernel has read all requests of a channel."""

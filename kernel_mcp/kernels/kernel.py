@@ -14,6 +14,7 @@ import anyio
 from kernel_mcp.barriers import Barrier
 from kernel_mcp.errors import LaunchError, Uncopyable
 from kernel_mcp.kernels.channels import Channel, ChannelListener, Channels, Floods, KernelChannels
+from kernel_mcp.kernels.interpreter import Interpreter
 from kernel_mcp.kernels.known_names import KnownNames
 from kernel_mcp.kernels.message_codec import (
     Message,
@@ -91,8 +92,6 @@ class Kernel:
     """Dumps of its variables, if it does not support the requests of this server for them."""
     starts_anew = "Threads, caches and the state of imported modules start anew"
     """A sentence on what is not in a save of variables."""
-    place = ""
-    """Address of an external kernel, as passed to `create_session` in `attach`."""
 
     def __init__(
         self,
@@ -155,6 +154,11 @@ class Kernel:
         if status is not None and self._broken and status.signal == signal.SIGKILL:
             return replace(status, cause=status.cause or self._broken)
         return status
+
+    @property
+    def joined(self) -> Interpreter | None:
+        """The interpreter of an external kernel, known once it is joined; None for others."""
+        return None
 
     @property
     def running(self) -> Run | None:

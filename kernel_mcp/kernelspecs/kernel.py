@@ -116,11 +116,10 @@ class SpecKernel(JupyterKernel):
 
     def interrupt(self, *, alone: bool = False) -> None:
         """See `Kernel`; by a message if the kernel spec says so."""
-        if not self.spec.by_message:
+        if self.spec.by_message:
+            self._channels.interrupt()
+        else:
             super().interrupt(alone=alone)
-            return
-        with contextlib.suppress(LaunchError):  # the end of the kernel is noticed elsewhere
-            self._channels.send("control", "interrupt_request", {})
 
     async def describe_variables(self, match: str, offset: int, timeout: float) -> dict[str, Any]:
         """See `Kernel`."""

@@ -345,7 +345,7 @@ class Session:
         self.cells.notebook = kernel.notebook_metadata
         if not self.request.interpreter.external:
             return kernel
-        joined = replace(self.request.interpreter, place=kernel.place)
+        joined = kernel.joined or self.request.interpreter
         self.request = replace(self.request, interpreter=joined)
         self.lifecycle.request = self.request
         self.kernel_state.used = True  # it may have variables before the first cell

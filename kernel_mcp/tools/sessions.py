@@ -9,7 +9,7 @@ import anyio
 from mcp_types import CallToolResult
 from pydantic import Field
 
-from kernel_mcp.attached.source import attached
+from kernel_mcp.attached.interpreter import attached
 from kernel_mcp.attached.targets import target_of
 from kernel_mcp.config.settings import Limits
 from kernel_mcp.environments.uv import ProgressCallback, silence

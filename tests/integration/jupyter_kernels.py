@@ -69,9 +69,9 @@ class ByFile:
 
 
 @asynccontextmanager
-async def by_file(connection: Path) -> AsyncIterator[Opened]:
-    """A stock kernel with this connection file, and a client that has joined it."""
-    manager = AsyncKernelManager(kernel_name="python3", connection_file=str(connection))
+async def by_file(connection: Path, kernel: str = "python3") -> AsyncIterator[Opened]:
+    """A kernel with this connection file, and a client that has joined it."""
+    manager = AsyncKernelManager(kernel_name=kernel, connection_file=str(connection))
     await manager.start_kernel(stderr=DEVNULL)
     client = manager.client()
     client.start_channels()
@@ -107,12 +107,10 @@ class JupyterServer:
         return await anyio.to_thread.run_sync(fetched)
 
     @asynccontextmanager
-    async def notebook(self) -> AsyncIterator[OnServer]:
+    async def notebook(self, kernel: str = "python3") -> AsyncIterator[OnServer]:
         """A notebook that the person has open meanwhile."""
         notebook = {"path": "a notebook.ipynb", "type": "notebook", "name": "a notebook"}
-        session = await self.ask(
-            "POST", "api/sessions", {**notebook, "kernel": {"name": "python3"}}
-        )
+        session = await self.ask("POST", "api/sessions", {**notebook, "kernel": {"name": kernel}})
         opened = OnServer(self, session["kernel"]["id"])
         try:
             await opened.join()

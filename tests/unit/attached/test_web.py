@@ -149,7 +149,7 @@ async def test_a_server_that_only_pings_is_left() -> None:
         end = await joined(server, "a")
         assert end.selected_subprotocol == PROTOCOL
         listener = ChannelListener(lambda *_: None, lambda _: None, lambda _: broken.set())
-        channels = WebChannels(end, Floods(), listener)
+        channels = WebChannels(end, server, "a", Floods(), listener)
         with anyio.fail_after(30):
             await broken.wait()
         channels.close()
@@ -183,9 +183,9 @@ async def test_a_flood_leaves_most_of_the_time_to_others(chars: int) -> None:
         Unsigned().decode(frames)
 
     each_s = min(timeit.repeat(read, number=1, repeat=20))  # others may have had the processor
-    flooding = Flooding(message)
+    flooding, nowhere = Flooding(message), Attachment("http://127.0.0.1:1", "")
     listener = ChannelListener(lambda *_: None, lambda _: None, lambda _: None)
-    channels = WebChannels(flooding, Floods(), listener)  # type: ignore[arg-type]
+    channels = WebChannels(flooding, nowhere, "a", Floods(), listener)  # type: ignore[arg-type]
     began = perf_counter()
     for _ in range(50):
         await anyio.sleep(0.01)
