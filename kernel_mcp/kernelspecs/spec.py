@@ -18,7 +18,9 @@ SPEC_FILE = "kernel.json"
 MOST_SPEC_BYTES = 64 * 1024
 SYSTEM_FOLDERS = ("/usr/local/share/jupyter", "/usr/share/jupyter")
 """Jupyter's data folders of the system (jupyter_core.paths.SYSTEM_JUPYTER_PATH)."""
-SYSTEM_FILES: Mapping[str, tuple[str, ...]] = {"R": ("/etc/R", "/etc/fonts")}
+SYSTEM_FILES: Mapping[str, tuple[str, ...]] = {
+    "R": ("/etc/R", "/etc/fonts", "/var/lib/dpkg/status"),  # it finds the files of widgets by that
+}
 """Paths outside /usr that a distribution's programs read, by language."""
 
 SIGINT_ENDS = frozenset(("deno", "xpython_launcher"))

@@ -41,6 +41,7 @@ local({
       message("[nobody can be asked here: the answer is an empty text]")
       ""
     }
+    options(browser = function(url) message("[there is no web browser here]"))
     put(baseenv(), "browser", function(...) message("[nobody can be asked here: no browser]"))
     # a value that cannot be shown, such as a plot of a column that is not there, is an error
     put(as.environment(executor), "handle_display_error", function(reason) {

@@ -269,7 +269,10 @@ def exit_status(code: int, *, wrapped: bool, output: str) -> ExitStatus:
 
 def fatal_line(output: str) -> str:
     """Return the first line of the output that names a crash, 200 characters at most, or ""."""
-    marks = ("Fatal Python error", "terminate called", "free(): ", "malloc(): ", "double free")
+    marks = (
+        *("Fatal Python error", "terminate called", "free(): ", "malloc(): ", "double free"),
+        *("# Fatal process", "FATAL ERROR: ", "memory allocation of "),  # V8, Node.js, Rust
+    )
     lines = output.splitlines()
     return next((line[:200] for line in lines if line.startswith(marks)), "")
 

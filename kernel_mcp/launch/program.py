@@ -51,7 +51,7 @@ async def connections(
         raise refusal
     what = f"the kernel did not listen within {timeout_s:g} s"
     if process.exit is not None:
-        what = f"{process.exit.story('the kernel')} before it listened"
+        what = f"before it listened {process.exit.story('the kernel')}"
     output = process.output.strip()
     raise LaunchError(what + (f". It wrote:\n{output}" if output else "."))
 

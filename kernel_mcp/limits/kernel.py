@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,8 +21,10 @@ from kernel_mcp.limits.meter import Gauge, Unmeasurable, plainly
 from kernel_mcp.limits.quota import FolderQuota
 from kernel_mcp.linux.proc import ExitStatus, Usage, family, has_own_pids
 from kernel_mcp.sandbox.base import SandboxCommand
-from kernel_mcp.units import MIB
+from kernel_mcp.units import MIB, format_bytes
 
+_STARVED = re.compile(r"out of memory|memory allocation of")
+_MORE = "memory may be short: the limit is {}, and create_session's `memory` or --memory sets it"
 LONG_S = 0.25
 """Seconds of computation after which a kernel's CPU weight is lowered."""
 
@@ -397,7 +400,11 @@ class KernelLimits:
     def explain(self, exit_status: ExitStatus) -> ExitStatus:
         """Return the exit status, with the limit that caused it, if any."""
         if exit_status.signal != signal.SIGKILL:
-            return exit_status
+            most, detail = self.limits.memory_bytes, exit_status.detail
+            aborted = exit_status.signal in (signal.SIGABRT, signal.SIGTRAP) and not detail
+            if not most or not (aborted or _STARVED.search(detail)):
+                return exit_status
+            return replace(exit_status, cause=_MORE.format(format_bytes(most)))
         cause = self._fatal or self._cause
         if not cause and self._gauge.starved() > 0:
             cause = self._gauge.out_of_memory()

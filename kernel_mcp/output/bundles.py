@@ -79,8 +79,9 @@ INLINE_IMAGES = ("image/png", "image/jpeg", "image/gif", "image/webp")
 """Pictures that can be shown to a model, some of them after conversion."""
 _PLACEHOLDER = re.compile(r"<[\w.]+ object>|<[\w.<>]+(?: object)? at 0x[0-9a-f]+>|<Figure size .*>")
 """The plain text of an object that has a better representation, such as `<Axes object>`."""
-_NAMED = re.compile(r"<[^\n]*>")
-"""Plain text that may be no more than a name, such as `<Table>`; other words are shown instead."""
+_NAMED = re.compile(r"<[^\n]*>|[\w ]+ cannot be represented in plain text .*")
+"""Plain text that may be no more than a name, such as `<Table>`, or no text, as of R's widgets;
+other words are shown instead."""
 _PAGE = "<IPython.core.display.HTML object>"
 """The plain text of a page that code displays: the kernel gives it one of its own pictures."""
 ENDLESS_CHARS = 4000

@@ -314,6 +314,16 @@ async def test_a_data_frame_is_text_for_the_model_and_a_table_in_notebooks(
     assert "&lt;b&gt;" in written.text or written.cell["omitted"] > 0
 
 
+async def test_elements_of_html_are_words_and_a_page_and_no_browser_is_started(
+    notebook: Agent,
+) -> None:
+    answer = await notebook.run("htmltools::tags$p('some words')", session="r")
+    assert answer.text == "some words"
+    assert [link.mime_type for link in answer.links] == ["text/html"]
+    answer = await notebook.run("browseURL('http://example.com')", session="r")
+    assert answer.text == "[there is no web browser here]"
+
+
 async def test_a_fresh_kernel_has_no_variables_of_an_image(notebook: Agent) -> None:
     await notebook.run("mine <- 1; save.image()", session="r")
     await notebook.call("reset", session="r")

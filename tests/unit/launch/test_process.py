@@ -43,6 +43,7 @@ def test_exit_codes_above_128_are_signals_where_bubblewrap_reports_them(
 def test_the_line_that_names_a_crash_is_found_and_cut() -> None:
     output = "loading\nFatal Python error: Aborted\n\nThread 0x1 (most recent call first):\n"
     assert fatal_line(output) == "Fatal Python error: Aborted"
+    assert fatal_line("#\n# Fatal process out of memory: x\n") == "# Fatal process out of memory: x"
     assert fatal_line("all is well\n") == ""
     assert len(fatal_line("Fatal Python error: " + "x" * 5000)) == 200
 

@@ -43,6 +43,8 @@ async def test_the_system_s_kill_for_lack_of_memory_is_named(
     (folder / "memory.max_usage_in_bytes").write_text(str(int(2.4 * GIB)))
     assert limits.explain(KILLED).cause == "out of memory (limit 2 GiB, peak 2.4 GiB)"
     assert limits.explain(ExitStatus(code=1)).cause == ""
+    aborted = ExitStatus(signal=6, detail="memory allocation of 9 bytes failed")
+    assert "the limit is 2 GiB, and create_session" in limits.explain(aborted).cause
     assert limits.end() == [
         "The system killed 2 processes of this session: out of memory (limit 2 GiB, peak 2.4 GiB)"
     ]

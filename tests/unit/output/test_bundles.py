@@ -162,6 +162,13 @@ def test_hostile_bundles_are_bounded(tmp_path: Path) -> None:
             "[JavaScript, 3 characters, which is not run here]",
         ),
         ({"text/plain": "<Table>", "text/html": "<table><tr><td>1<td>2</table>"}, "1 | 2"),
+        (
+            {
+                "text/plain": "Shiny tags cannot be represented in plain text (need html)",
+                "text/html": "<p>words</p>",
+            },
+            "words",
+        ),
         ({"text/plain": "<class 'a.SimpleTable'>", "text/html": "<p>R2"}, "R2"),
         ({"text/plain": " \n", "text/html": "<p>words"}, "words"),
         ({"text/plain": "x " * 8500, "text/html": "<table><tr><td>1<td>2</table>"}, "1 | 2"),
