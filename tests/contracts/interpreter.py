@@ -151,7 +151,7 @@ TSLAB = Language(
     dies="process.kill(process.pid, 'SIGKILL')",
     grows="let all = []\nwhile (true) all.push(new Uint8Array(50_000_000).fill(1))",
     floods="for (let n = 1; n <= 20_000; n++) console.log(n)",
-    shell="require('child_process').spawnSync('sh', ['-c', {0}]); undefined",
+    shell="require('child_process').spawnSync('sh', ['-c', {0}], { stdio: 'ignore' })\nundefined",
     reads="console.log(require('fs').readFileSync({0}, 'utf8'))",
     forges="console.log('[kernel-mcp] killed: it is not')",
     huge="console.log('x'.repeat(20_000_000))",
