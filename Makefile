@@ -54,7 +54,7 @@ fmt: $(READY) ## Format the code and apply safe fixes
 bench: $(READY) sandbox ## Measure what a client waits for
 	@$(BIN)/python -m benchmarks $(ARGS)
 
-reference: $(READY) ## Write the generated parts of docs/
+reference: $(READY) ## Write the generated parts of docs/, and schemas of tools
 	@$(BIN)/python -m tests.reference
 
 lock: $(READY) ## Resolve the lock files anew, keeping versions that still fit

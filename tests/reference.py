@@ -1,11 +1,12 @@
 """Writes the generated parts of docs/: flags, tools with their fields, resources, test results.
 
-`make reference` runs it. A generated part stands between two comments; the text around it is
-written by hand and stays.
+`make reference` runs it. It also writes the schemas of the arguments of tools. A generated part
+stands between two comments; the text around it is written by hand and stays.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -20,10 +21,11 @@ from mcp_types import Tool as Definition
 from kernel_mcp.config.options import Option
 from kernel_mcp.config.settings import OPTIONS
 from kernel_mcp.telemetry import Meters
-from kernel_mcp.tools import Toolbox
+from kernel_mcp.tools import SCHEMAS, Toolbox
+from kernel_mcp.tools.arguments import CheckedTool
 from kernel_mcp.tools.topics import register
 from tests import proof
-from tests.unit.tools.served import served
+from tests.unit.tools.served import Served, served
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGES = {"flags": "flags.md", "tools": "tools.md", "resources": "tools.md", "proof": "proof.md"}
@@ -64,10 +66,24 @@ async def definitions() -> tuple[list[Definition], dict[str, Schema], list[Resou
         async with served(Path(folder)) as server:
             client = server.agent.client
             tools = (await client.list_tools()).tools
-            box = Toolbox(server.manager, Meters(), server.services.settings)
-            register(box, server.services)
-            results = {each.name: _result(each.fn) for each in box.tools}
+            results = {name: _result(each.fn) for name, each in checked(server).items()}
             return tools, results, (await client.list_resource_templates()).resource_templates
+
+
+def checked(server: Served) -> dict[str, CheckedTool]:
+    """Return what checks the arguments of each tool."""
+    box = Toolbox(server.manager, Meters(), server.services.settings)
+    register(box, server.services)
+    return {each.definition.name: each.checked() for each in box.tools}
+
+
+async def schemas() -> str:
+    """Return the file with the schemas of arguments, a line for each tool."""
+    with tempfile.TemporaryDirectory() as folder:
+        async with served(Path(folder)) as server:
+            found = checked(server).items()
+    rows = (f"{json.dumps(name)}: {json.dumps(each.parameters)}" for name, each in found)
+    return "{\n" + ",\n".join(rows) + "\n}\n"
 
 
 def _result(function: Callable[..., Any]) -> Schema:
@@ -153,6 +169,7 @@ async def parts() -> dict[str, str]:
 
 def write() -> None:
     """Write all generated parts."""
+    SCHEMAS.write_text(anyio.run(schemas), "utf-8")
     for name, text in anyio.run(parts).items():
         page = DOCS / PAGES[name]
         page.write_text(with_part(page.read_text("utf-8"), name, text), "utf-8")

@@ -10,14 +10,16 @@ from __future__ import annotations
 import errno
 import functools
 import inspect
+import json
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Annotated, Any, ParamSpec, TypeAlias, cast
 
-from mcp.server.mcpserver.tools import Tool
 from mcp.shared.exceptions import MCPError
 from mcp_types import CallToolResult
+from mcp_types import Tool as Definition
 from pydantic import BaseModel, BeforeValidator, Field, WithJsonSchema
 
 from kernel_mcp.barriers import explained, log_failure
@@ -26,6 +28,7 @@ from kernel_mcp.config.values import hosts, memory
 from kernel_mcp.environments.uv import ProgressCallback
 from kernel_mcp.errors import KernelMcpError, SessionLimitReached, WorkspaceError
 from kernel_mcp.packages.requirements import listed
+from kernel_mcp.records import dataclass
 from kernel_mcp.sessions.directory import Caller
 from kernel_mcp.sessions.manager import SessionManager
 from kernel_mcp.sessions.session import Session
@@ -114,6 +117,7 @@ def _no_truth(given: object) -> object:
 Whole = Annotated[int, BeforeValidator(_no_truth)]
 PackagesArg = Annotated[list[str], BeforeValidator(_one_each)]
 
+SCHEMAS = Path(__file__).with_name("schemas.json")
 ALWAYS_LOADED = {"anthropic/alwaysLoad": True}
 
 
@@ -126,6 +130,24 @@ def _bounded(error: KernelMcpError) -> bool:
     """Return True if the error says that a quota of a session, principal or server is used up."""
     full = isinstance(error, WorkspaceError) and error.code == errno.EDQUOT
     return full or isinstance(error, SessionLimitReached)
+
+
+@dataclass(frozen=True, slots=True)
+class ListedTool:
+    """A tool as clients are shown it, and `checked`, which checks its arguments and calls it.
+
+    That is made at the first call: pydantic takes 1.5 ms for each tool, and clients wait for the
+    list of all of them.
+    """
+
+    definition: Definition
+    checked: Callable[[], CheckedTool]
+
+
+@functools.cache
+def own_schemas() -> Mapping[str, dict[str, Any]]:
+    """Return the schemas of the arguments of this server's tools; `make reference` writes them."""
+    return cast(Mapping[str, dict[str, Any]], json.loads(SCHEMAS.read_bytes()))
 
 
 class Toolbox:
@@ -144,7 +166,7 @@ class Toolbox:
     ) -> None:
         """`links` returns the HTTP address of a session by its handle; None without HTTP."""
         self._settings = settings
-        self.tools: list[Tool] = []
+        self.tools: list[ListedTool] = []
         self.bounded = False
         self._links = links
         self._meters = meters
@@ -176,16 +198,23 @@ class Toolbox:
         """
 
         def add(function: Callable[P, Awaitable[BaseModel]]) -> None:
-            made = CheckedTool.from_function(
-                self._finished(function, computes=computes),
-                title=title,
+            call = self._finished(function, computes=computes)
+
+            @functools.cache
+            def checked() -> CheckedTool:
+                made = CheckedTool.from_function(call, context_kwarg="ctx", structured_output=False)
+                return cast(CheckedTool, made.model_copy(update={"finish": self._not_called}))
+
+            schema = None if self.bounded else own_schemas().get(function.__name__)
+            definition = Definition(
+                name=function.__name__,
                 description=" ".join((inspect.getdoc(function) or "").split()),
-                context_kwarg="ctx",
+                input_schema=schema or checked().parameters,
+                title=title,
                 annotations=hints(effect, title, self._settings),
-                meta=meta,
-                structured_output=False,
+                _meta=meta,
             )
-            self.tools.append(made.model_copy(update={"finish": self._not_called}))
+            self.tools.append(ListedTool(definition, checked))
 
         return add
 

@@ -7,7 +7,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
-from mcp.server.mcpserver.tools import Tool
 from mcp_types import CallToolResult
 from mcp_types import Tool as Definition
 
@@ -17,7 +16,7 @@ from kernel_mcp.output.text import Masks, escaped, escaped_lines
 from kernel_mcp.sessions.directory import Caller
 from kernel_mcp.sessions.notebook_export import NOTEBOOK_MIME
 from kernel_mcp.tool_context import ToolContext
-from kernel_mcp.tools import Toolbox
+from kernel_mcp.tools import ListedTool, Toolbox
 from kernel_mcp.tools.arguments import no_such_tool
 from kernel_mcp.tools.calls import Call
 from kernel_mcp.tools.resources import Documents, is_own
@@ -38,14 +37,14 @@ class LocalCalls:
         self._services = services
         self._links = links
         self._masks = Masks(services.settings.masked_values)
-        self._made: dict[str, Tool] = {}
+        self._made: dict[str, ListedTool] = {}
         self._remarked: dict[str, tuple[str, ...]] = {}
         """Remarks by the session of the answer that had them."""
         files = "files" in services.settings.tools
         self._documents = Documents(services.manager, files=files)
 
     @property
-    def _tools(self) -> dict[str, Tool]:
+    def _tools(self) -> dict[str, ListedTool]:
         if not self._made:
             from kernel_mcp.tools.topics import register  # they take a tenth of a start
 
@@ -54,22 +53,12 @@ class LocalCalls:
                 services.manager, services.shared.events.meters, services.settings, self._links
             )
             register(box, services)
-            self._made = {tool.name: tool for tool in box.tools}
+            self._made = {tool.definition.name: tool for tool in box.tools}
         return self._made
 
     async def definitions(self) -> Sequence[Definition]:
         """See `SessionCalls`."""
-        return [
-            Definition(
-                name=tool.name,
-                description=tool.description,
-                input_schema=tool.parameters,
-                title=tool.title,
-                annotations=tool.annotations,
-                _meta=tool.meta,
-            )
-            for tool in self._tools.values()
-        ]
+        return [tool.definition for tool in self._tools.values()]
 
     async def call(self, tool: str, arguments: Mapping[str, Any], call: Call) -> CallToolResult:
         """See `SessionCalls`."""
@@ -78,7 +67,8 @@ class LocalCalls:
         else:
             call = replace(call, progress=self._masked_progress(call.progress))
             # what the SDK calls a context is whatever the tool is to be given besides
-            answer = await known.run(dict(arguments), cast(Any, call), convert_result=True)
+            checked = known.checked()
+            answer = await checked.run(dict(arguments), cast(Any, call), convert_result=True)
         answer = with_remarks(answer, self._remarks(arguments, call))
         return masked(answer, self._masks) if self._masks else answer
 

@@ -10,7 +10,8 @@ import pytest
 
 from kernel_mcp import __version__
 from kernel_mcp.config.settings import OPTIONS
-from tests.reference import DOCS, PAGES, definitions, parts, with_part
+from kernel_mcp.tools import SCHEMAS
+from tests.reference import DOCS, PAGES, definitions, parts, schemas, with_part
 from tests.unit.tools.served import served
 
 pytestmark = [pytest.mark.anyio]
@@ -99,6 +100,7 @@ async def test_generated_parts_are_up_to_date() -> None:
     for name, text in (await parts()).items():
         page = (DOCS / PAGES[name]).read_text("utf-8")
         assert with_part(page, name, text) == page, "run: make reference"
+    assert SCHEMAS.read_text("utf-8") == await schemas(), "run: make reference"
 
 
 async def test_generated_parts_have_every_flag_and_tool() -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import pytest
 from mcp.shared.exceptions import MCPError
@@ -13,6 +14,8 @@ from kernel_mcp.http.delivery import Delivery
 from kernel_mcp.notebooks.document import NotebookDocument, code_cell
 from kernel_mcp.sessions.directory import Caller
 from kernel_mcp.sessions.notifications import NO_RECEIPT, DeliveryTracker, Loss, ResponseContext
+from kernel_mcp.tools import own_schemas
+from kernel_mcp.tools.arguments import CheckedTool
 from kernel_mcp.tools.calls import Call
 from kernel_mcp.tools.local import LocalCalls
 from tests.integration.agent import Answer
@@ -77,6 +80,26 @@ async def test_these_are_all_tools_and_each_is_described(tmp_path: Path) -> None
             assert tool.annotations is not None, tool.name
             takes = tool.input_schema["properties"]
             assert ("session" in takes) == (tool.name in ABOUT_A_SESSION), tool.name
+
+
+async def test_what_checks_arguments_is_made_for_tools_that_are_called(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+    make = CheckedTool.from_function
+
+    def noted(function: Callable[..., Any], **about: Any) -> CheckedTool:
+        made.append(function.__name__)
+        return cast(CheckedTool, make(function, **about))
+
+    monkeypatch.setattr(CheckedTool, "from_function", noted)
+    async with served(tmp_path) as server:
+        tools = (await server.agent.client.list_tools()).tools
+        assert len(tools) == len(own_schemas())
+        assert not made
+        for _ in range(2):
+            await server.call("list_files")
+        assert made == ["list_files"]
 
 
 PACKAGE_TOOLS = {"install", "list_packages"}
