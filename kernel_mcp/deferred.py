@@ -22,12 +22,12 @@ UNUSED = (
     "cryptography",
     "httpx2",
     "mcp.client",
-    "mcp.server.auth.middleware",
-    "mcp.server.auth.routes",
+    "mcp.server.auth",
     "mcp.server.sse",
     "mcp.server.streamable_http",
     "mcp.server.streamable_http_manager",
     "mcp.server.transport_security",
+    "mcp.shared.auth",
     "starlette",
 )
 """Packages that the SDK imports and a server on stdio does not use."""
