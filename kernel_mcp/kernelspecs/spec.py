@@ -19,7 +19,7 @@ MOST_SPEC_BYTES = 64 * 1024
 SYSTEM_FOLDERS = ("/usr/local/share/jupyter", "/usr/share/jupyter")
 """Jupyter's data folders of the system (jupyter_core.paths.SYSTEM_JUPYTER_PATH)."""
 SYSTEM_FILES: Mapping[str, tuple[str, ...]] = {
-    "R": ("/etc/R", "/etc/fonts", "/var/lib/dpkg/status"),  # it finds the files of widgets by that
+    "R": ("/etc/R", "/etc/fonts", "/etc/os-release", "/var/lib/dpkg/status"),
 }
 """Paths outside /usr that a distribution's programs read, by language."""
 
@@ -90,7 +90,7 @@ def read_kernelspec(named: NamedKernelspec) -> Kernelspec:
             raise ValueError(f"it has more than {MOST_SPEC_BYTES:,} bytes")
         found = _object(json.loads(content))
         argv = _texts(found.get("argv"))
-        env = _object(found.get("env", {}))
+        env = {**_time_zone(), **_object(found.get("env", {}))}
         own = _object(_object(found.get("metadata", {})).get("kernel_mcp", {}))
         declared = _texts(own.get("readonly", []))
         if not argv:
@@ -177,6 +177,12 @@ def _runtime(program: Path) -> Iterator[Path]:
         key, _, value = line.partition("=")
         if key.strip() == "home":
             yield Path(os.path.realpath(value.strip())).parent
+
+
+def _time_zone() -> dict[str, str]:
+    """Return the variable with the name of the time zone, which R asks programs for without it."""
+    name = os.environ.get("TZ") or os.path.realpath("/etc/localtime").partition("/zoneinfo/")[2]
+    return {"TZ": name} if name else {}
 
 
 def _is_needed(path: Path) -> bool:

@@ -3,8 +3,8 @@
 # Packages are installed into the workspace. IRkernel waits for ever where nobody can be asked. It
 # evaluates cells by the package evaluate, old versions of which lose the output of an expression
 # that is interrupted, report no overflow of the C stack, and collect lines in time that grows with
-# the square of their number.
-local({
+# the square of their number. Code of users names functions as those of R: here only base is seen.
+base::local({
   most <- 1e6 # characters of a text
   own <- path.expand("~/.R/library") # the session's packages
   Sys.setenv(R_LIBS_USER = own)
@@ -121,4 +121,4 @@ local({
     put(space, "evaluate_call", call)
   }
   if (known) cat("null")
-})
+}, new.env(parent = baseenv()))

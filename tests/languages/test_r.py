@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import subprocess
 import tarfile
 import threading
 from collections.abc import AsyncIterator, Iterator
@@ -322,6 +323,14 @@ async def test_elements_of_html_are_words_and_a_page_and_no_browser_is_started(
     assert [link.mime_type for link in answer.links] == ["text/html"]
     answer = await notebook.run("browseURL('http://example.com')", session="r")
     assert answer.text == "[there is no web browser here]"
+
+
+async def test_it_knows_its_system_and_its_time_zone_as_outside(notebook: Agent) -> None:
+    told = await notebook.run("sessionInfo()$running; Sys.timezone()", session="r")
+    outside = subprocess.run(
+        ["Rscript", "-e", "sessionInfo()$running; Sys.timezone()"], capture_output=True, text=True
+    )
+    assert told.text == outside.stdout.strip()
 
 
 async def test_a_fresh_kernel_has_no_variables_of_an_image(notebook: Agent) -> None:
