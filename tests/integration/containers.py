@@ -47,6 +47,15 @@ def detect(kind: str) -> ContainerSandbox:
     return ContainerSandbox.detect(options(kind))
 
 
+def flags(kind: str) -> tuple[str, ...]:
+    """The flags of a server whose kernels run in such containers; skips the test as `detect`."""
+    detect(kind)
+    given = options(kind)
+    found = ("--sandbox", "container", "--container-engine", given.engine)
+    runtime = ("--container-runtime", given.runtime) if given.runtime else ()
+    return (*found, "--container-image", given.image, *runtime)
+
+
 @functools.cache
 def missing(kind: str) -> str:
     """Why an engine cannot be used here, or an empty text once it has the image."""

@@ -220,9 +220,6 @@ async def test_landlock_gives_it_with_the_rights_of_its_mode(zero: Path) -> None
 
 
 async def test_a_container_has_it(zero: Path) -> None:
-    engine = containers.detect("podman").engine
-    flags = ("--device", str(zero), "--sandbox", "container", "--container-image", containers.IMAGE)
-    runtime = ("--container-runtime", engine.runtime) if engine.runtime else ()
-    async with Client(command(*flags, *runtime)) as client:
+    async with Client(command("--device", str(zero), *containers.flags("podman"))) as client:
         read = f"import os; os.read(os.open({str(zero)!r}, os.O_RDWR), 3)"
         assert (await Agent(client).run(read)).text == r"b'\x00\x00\x00'"

@@ -19,7 +19,7 @@ from kernel_mcp.launch.network import PORT
 from kernel_mcp.sandbox.landlock import landlock_available
 from tests.escape.test_mounted_folders import WAYS, opened
 from tests.integration.agent import Agent, Answer, agent, command
-from tests.integration.containers import detect, options
+from tests.integration.containers import flags
 from tests.integration.processes import descendants
 
 pytestmark = pytest.mark.anyio
@@ -220,14 +220,8 @@ async def test_a_closed_door_is_told_with_the_one_who_opens_it() -> None:
 
 
 async def test_a_container_has_the_same_way_out(ports: tuple[int, int]) -> None:
-    detect("podman")
-    given = options("podman")
-    flags = ["--sandbox", "container", "--container-engine", given.engine]
-    flags += ["--container-image", given.image]
-    if given.runtime:
-        flags += ["--container-runtime", given.runtime]
     rules = f"127.0.0.1:{ports[0]},db.invalid:443"
-    async with agent(*flags, "--network", rules) as notebook:
+    async with agent(*flags("podman"), "--network", rules) as notebook:
         assert await fetched(notebook, "", *ports) == [True, False]
         low = await notebook.run(
             f"{PRELUDE}\nprint(json.dumps([listeners(), "

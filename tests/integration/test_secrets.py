@@ -25,7 +25,7 @@ from kernel_mcp.network.authority import Authority
 from kernel_mcp.network.secrets import PREFIX
 from tests import tls_hosts
 from tests.integration.agent import Agent
-from tests.integration.containers import detect, options
+from tests.integration.containers import flags
 from tests.integration.processes import descendants
 from tests.integration.unprivileged import as_ordinary_user
 from tests.sampled import sampled
@@ -147,13 +147,8 @@ async def test_code_uses_a_secret_and_finds_it_nowhere(world: World, way: str) -
 
 
 async def test_a_container_uses_a_secret_as_well(world: World) -> None:
-    detect("podman")
-    given = options("podman")
-    flags = ["--sandbox", "container", "--container-engine", given.engine]
-    flags += ["--container-image", given.image, "--allow", "certifi", "--warm", "0"]
-    if given.runtime:
-        flags += ["--container-runtime", given.runtime]
-    async with Client(world.command(*flags)) as client:
+    container = flags("podman")
+    async with Client(world.command(*container, "--allow", "certifi", "--warm", "0")) as client:
         agent = Agent(client)
         found = await told(agent, "ask('/length')")
         assert digest_of(f"Bearer {VALUE}") in found[1]

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.contracts.interpreter import KINDS, opened, words
+from tests.integration import containers
 from tests.integration.agent import command
 
 pytestmark = pytest.mark.anyio
@@ -29,10 +30,12 @@ FOREIGN = {kind.name: kind for kind in KINDS}
         ("tslab", "landlock"),
         ("bash", "none"),
         ("octave", "none"),
+        ("bash", "container"),
     ],
 )
 async def test_it_runs_cells_and_is_interrupted(name: str, way: str) -> None:
-    kind = replace(FOREIGN[name], flags=(*FOREIGN[name].flags, "--sandbox", way))
+    flags = containers.flags("podman") if way == "container" else ("--sandbox", way)
+    kind = replace(FOREIGN[name], flags=(*FOREIGN[name].flags, *flags))
     with tempfile.TemporaryDirectory(dir="/tmp") as path:
         async with opened(kind, Path(path)) as session:
             await session.run(session.language.keeps)
