@@ -30,6 +30,11 @@ from kernel_mcp.records import dataclass
 
 Sink: TypeAlias = Callable[[Event], None]
 ABORTED = Failure(UNNAMED, "the cell was aborted", ())
+RENEWED = Failure(UNNAMED, "the code ended its own interpreter", ())
+ALL_LOST = (
+    "The kernel has begun a fresh interpreter: all variables and functions of this session are "
+    "lost; files in the workspace are kept"
+)
 MOST_HOLDERS = 5
 MOST_PAYLOADS = 8
 QUITS = (
@@ -78,6 +83,8 @@ class Run:
         self.failure: Failure | None = None
         self.finished = anyio.Event()
         self.begun = False
+        self.renewed = False
+        """True if code has ended its interpreter, and the kernel has begun a fresh one."""
         self.outputs = 0
         self.notices: list[str] = []
         """Notices for the session's owner."""
@@ -114,6 +121,9 @@ class Run:
         if self.status == "aborted" and self.outputs:
             self.status = "error"  # it was not dropped but interrupted
             self.failure = ABORTED
+        if self.renewed:
+            self.status, self.failure = "error", RENEWED
+            self.notices.append(ALL_LOST)
         while self._pages:
             self.sink(self._pages.pop(0))
         self.lift()

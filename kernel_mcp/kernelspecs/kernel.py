@@ -18,11 +18,12 @@ from kernel_mcp.kernels.channels import Channel, ChannelListener, Channels, Kern
 from kernel_mcp.kernels.jupyter import JupyterKernel
 from kernel_mcp.kernels.kernel import DRAIN_S
 from kernel_mcp.kernels.message_codec import Message, whole_number
-from kernel_mcp.kernels.run import Run
+from kernel_mcp.kernels.run import Run, Sink
 from kernel_mcp.kernelspecs.languages import language_of
 from kernel_mcp.kernelspecs.snapshots import FileSnapshots
 from kernel_mcp.kernelspecs.snippets import filled
 from kernel_mcp.kernelspecs.spec import Kernelspec
+from kernel_mcp.linux.proc import children, is_zombie
 from kernel_mcp.output.items import Stream
 from kernel_mcp.output.text import one_line
 
@@ -43,6 +44,8 @@ class SpecKernel(JupyterKernel):
         self.spec = spec
         self._language = language_of(spec)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._interpreters: frozenset[int] = frozenset()
+        """Processes in which the kernel runs cells, if it has others for that."""
         super().__init__(*arguments, **named)
         if (code := self._language.dump) is not None:
             self.snapshots = FileSnapshots(code, self.evaluate, workspace, seen_at)
@@ -89,6 +92,14 @@ class SpecKernel(JupyterKernel):
             logger.warning("the kernel of %s is as it is: %s", self.spec.display_name, reason)
             self.handle.report.boundary += (UNPREPARED,)
 
+    def _listen(self, sink: Sink) -> Run:
+        if self._language.renewed:
+            self._interpreters = self._living()
+        return super()._listen(sink)
+
+    def _living(self) -> frozenset[int]:
+        return frozenset(each for each in children(self.handle.pid) if not is_zombie(each))
+
     def _on_message(self, channel: Channel, message: Message) -> None:
         if channel != "control":
             self.handle.process.start.tail.drain()  # what was written before comes before
@@ -97,7 +108,11 @@ class SpecKernel(JupyterKernel):
     def _take_output(self, message: Message, run: Run | None) -> None:
         super()._take_output(message, run)
         told = message.content.get("evalue" if message.kind == "error" else "text")
-        if run is None or not isinstance(told, str) or message.content.get("name") == "stdout":
+        if run is None or not isinstance(told, str):
+            return
+        if message.content.get("name") == "stdout":
+            if (said := self._language.renewed) and told.rstrip().endswith(said):
+                run.renewed = self._interpreters.isdisjoint(self._living())
             return
         step = self._language.advice(told, self.policy)
         if step and step not in run.notices:

@@ -44,6 +44,7 @@ class Language:
     installs   code that installs package NAME
     unfound    matches an error about a package that is not installed, in its first group
     unreached  matches a message about a host that cannot be reached
+    renewed    what a kernel prints if a cell has ended the process that runs cells
     dump       writes and reads dumps of variables
     """
 
@@ -57,6 +58,7 @@ class Language:
     installs: str = ""
     unfound: re.Pattern[str] | None = None
     unreached: re.Pattern[str] | None = None
+    renewed: str = ""
     dump: DumpCode | None = None
 
     def advice(self, text: str, policy: Policy) -> str:
@@ -138,6 +140,7 @@ told <- tryCatch({ parse(text = CODE, keep.source = FALSE); NULL }, error = func
   else list(as.integer(place[2]), as.integer(place[3]), place[4])
 })""")
 LANGUAGES: Mapping[str, Language] = {
+    "bash": Language(renewed="Restarting Bash"),
     "r": Language(
         options=(("R", "--no-restore-data"),),  # a fresh kernel has no variables
         start=_file("start.R"),
@@ -157,7 +160,7 @@ LANGUAGES: Mapping[str, Language] = {
             _r(_file("load.R")),
             "Graphics settings, files in tempdir() and what packages have in memory start anew",
         ),
-    )
+    ),
 }
 """The known languages, by the lower-case name in a kernel spec."""
 

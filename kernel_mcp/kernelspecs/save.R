@@ -25,14 +25,15 @@ told <- (function() {
     others[[paste("attached", each)]] <- as.list(as.environment(each), all.names = TRUE)
   others <- others[setdiff(names(others), left)]
 
+  place <- function(pointer) deparse(pointer, control = NULL)
   # pointers to nothing, or to what R makes anew, are no loss
   harmless <- list(methods::new("externalptr"))
   for (each in names[startsWith(names, ".__C__")])
     harmless <- c(harmless, list(attr(get(each, home), "versionKey")))
-  harmless <- vapply(Filter(Negate(is.null), harmless), format.default, "")
-  harmless <- c(harmless, format.default(.Internal(address(NULL))))
+  harmless <- vapply(Filter(Negate(is.null), harmless), place, "")
+  harmless <- c(harmless, place(.Internal(address(NULL))))
   opened <- Filter(function(each) each > 2, as.integer(rownames(showConnections(all = TRUE))))
-  opened <- vapply(opened, function(each) format.default(attr(getConnection(each), "conn_id")), "")
+  opened <- vapply(opened, function(each) place(attr(getConnection(each), "conn_id")), "")
 
   spaces <- list()
   numbers <- new.env()
@@ -44,11 +45,11 @@ told <- (function() {
     why <- ""
     to <- new.env()
     note <- function(reference) {
-      key <- format.default(reference)
       if (typeof(reference) != "environment") {
+        key <- place(reference)
         if (key %in% harmless) return("") # of data.table, with the address of an object
         why <<- if (key %in% opened) "it is an open connection" else "it refers to memory outside R"
-      } else if (key != own) {
+      } else if ((key <- place(.Internal(address(reference)))) != own) {
         if (is.null(numbers[[key]])) {
           spaces[[length(spaces) + 1L]] <<- reference
           assign(key, length(spaces), numbers)
@@ -72,7 +73,7 @@ told <- (function() {
   mine <- seq_along(nodes)
   while (length(spaces) > length(nodes) - length(mine)) {
     space <- spaces[[length(nodes) - length(mine) + 1L]]
-    nodes[[length(nodes) + 1L]] <- look(space, format.default(space))
+    nodes[[length(nodes) + 1L]] <- look(space, place(.Internal(address(space))))
   }
   why <- vapply(nodes, `[[`, "", "why")
   size <- vapply(nodes, `[[`, 0, "size")

@@ -121,4 +121,4 @@ base::local({
     put(space, "evaluate_call", call)
   }
   if (known) cat("null")
-}, new.env(parent = baseenv()))
+}, base::new.env(parent = base::baseenv()))

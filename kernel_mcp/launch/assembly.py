@@ -11,6 +11,7 @@ import os
 import secrets
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -28,6 +29,7 @@ from kernel_mcp.launch.rundir import RunDirectory
 from kernel_mcp.limits.kernel import KernelLimits
 from kernel_mcp.limits.manager import ResourceManager
 from kernel_mcp.linux.folders import Identity
+from kernel_mcp.linux.proc import threads_of_user
 from kernel_mcp.linux.safe_tree import give_tree, remove_tree
 from kernel_mcp.records import dataclass
 from kernel_mcp.sandbox.base import GuestPaths, Sandbox, SandboxReport
@@ -90,12 +92,17 @@ class KernelAssembly:
                 channel.give([await self.mounts.ruleset()])
             access = self.network.access()
             of_sandbox.callback(access.close)
+            paths = self.sandbox.guest_paths(request.workspace, folder)
+            if identity is not None and request.program is not None:
+                # Linux counts those of the kernel that it replaces, too
+                others = await anyio.to_thread.run_sync(threads_of_user, identity.uid)
+                paths = replace(paths, other_threads=paths.other_threads + others)
             yield PreparedKernel(
                 assembly=self,
                 request=request,
                 identity=identity,
                 folder=folder,
-                paths=self.sandbox.guest_paths(request.workspace, folder),
+                paths=paths,
                 connection=connection or self._connection(folder, request, identity),
                 limits=limits,
                 channel=channel,

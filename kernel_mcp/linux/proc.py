@@ -435,7 +435,7 @@ def tree(root: int, but: Container[int] = ()) -> Iterator[int]:
             return
         pid = waiting.pop()
         yield pid
-        waiting += (child for child in _children(pid) if child not in but)
+        waiting += (child for child in children(pid) if child not in but)
 
 
 def orphans(roots: Iterable[int]) -> Iterator[int]:
@@ -445,12 +445,12 @@ def orphans(roots: Iterable[int]) -> Iterator[int]:
         return
     above = {pid for root in leaders for pid in _ancestors(root)}
     for pid in above:
-        for child in _children(pid):
+        for child in children(pid):
             if child not in leaders and _session(child) in leaders:
                 yield child
 
 
-def _children(pid: int) -> Iterator[int]:
+def children(pid: int) -> Iterator[int]:
     """Yield the ids of a process's children, including orphans that it adopted."""
     for thread in threads(pid):
         with ignore_missing:

@@ -413,4 +413,9 @@ def _end(run: Run, wish: str, reason: StopReason | None) -> CellOutcome:
         status = Status.TIMEOUT
     else:
         status = Status.INTERRUPTED
-    return CellOutcome(status, cause=wish or None, exit_code=exit_code if run.compiled else None)
+    return CellOutcome(
+        status,
+        state_kept=not run.renewed,
+        cause=wish or None,
+        exit_code=exit_code if run.compiled else None,
+    )

@@ -216,7 +216,7 @@ class SessionPersistence:
             async with turn() as free:
                 if not free:
                     return None
-                seconds = min(HERE_S * 2**save.late, SECONDS)
+                seconds = SECONDS if whole else min(HERE_S * 2**save.late, SECONDS)
                 work = partial(
                     write_here, kernel, save, max_bytes=most, whole=whole, seconds=seconds
                 )

@@ -159,7 +159,8 @@ async def test_a_session_of_r_is_not_taken_for_one_of_python(state: Path) -> Non
 async def test_what_is_nested_or_no_longer_installed_is_kept_or_named(state: Path) -> None:
     code = """
     chain <- function(n) { e <- NULL; for (i in seq_len(n)) e <- list2env(list(inner = e)); e }
-    few <- chain(100); many <- chain(1000); most <- chain(20000)
+    few <- chain(100); many <- chain(1000)
+    most <- NULL; for (i in 1:60000) most <- list(most)
     deep <- few; while (!is.null(deep$inner)) deep <- deep$inner
     deep$inner <- textConnection("a")
     rm(deep)
