@@ -228,7 +228,7 @@ def main(argv: Sequence[str]) -> int:
         immortal.keep()
     while True:
         files = preload.plain_files()
-        kernel.freeze(collect=not stage.to_come)  # kernels wait for a stage that is not the last
+        kernel.freeze(collect=not (stage.bare or stage.to_come))  # kernels wait for the others
         turn = Zygote(control, stage).run()
         if turn is None:
             return 0
