@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Coroutine, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -20,6 +20,7 @@ from kernel_mcp.errors import LaunchError
 from kernel_mcp.kernels.channels import BURST_S, Channel, ChannelListener, KernelChannels
 from kernel_mcp.kernels.jupyter import JupyterKernel
 from kernel_mcp.kernels.message_codec import MAX_MESSAGE_BYTES, Message, MessageCodec, WireError
+from kernel_mcp.kernels.run import Run
 from kernel_mcp.launch.base import ConnectionInfo, KernelEnvironment
 from kernel_mcp.output.text import Masks, one_line
 from kernel_mcp.policy import Policy
@@ -35,6 +36,8 @@ PAUSES = 2
 MOST_WAITING = 1000
 """Messages that wait for the server; `emit` blocks the back-end's thread beyond."""
 END_CHARS = 200
+LATEST = 8
+"""Number of cells that late output can be assigned to."""
 NO_REASON = "the cell failed, and its back-end gave no reason"
 _OUTPUT = (
     "stream",
@@ -202,11 +205,23 @@ class BackendKernel(JupyterKernel):
         self._thread = loop
         self._running_language = language
         self._end = Connected()
+        self._latest: OrderedDict[str, Run] = OrderedDict()
+        """The latest cells, by the ids of their requests."""
         handle = attached_process(place, ConnectionInfo(ip="", key=""), self._end)
         environment = KernelEnvironment(Path(), ())
         super().__init__(handle, environment=environment, policy=policy, masks=masks)
         handle.on_close(self._close_running)
         self._watching = asyncio.get_running_loop().create_task(self._watch_end())
+
+    def _hand_over(self, run: Run, kind: str, content: dict[str, Any]) -> None:
+        super()._hand_over(run, kind, content)
+        self._latest[run.msg_id] = run
+        while len(self._latest) > LATEST:
+            self._latest.popitem(last=False)
+
+    def _take_output(self, message: Message, run: Run | None) -> None:
+        """See `Kernel`; a back-end knows the cell of late output."""
+        super()._take_output(message, run or self._latest.get(message.parent))
 
     def _open(self, listener: ChannelListener) -> KernelChannels:
         return BackendChannels(self._running, self._thread, self._running_language, listener)

@@ -61,6 +61,7 @@ class FaultyKernel:
     def __init__(self, fault: str) -> None:
         self._fault = fault
         self._gone = asyncio.Event()
+        self._earlier: Emit = lambda _kind, _content: None
 
     async def execute(self, code: str, emit: Emit) -> Any:
         """Run the fault that `code` names."""
@@ -101,6 +102,11 @@ class FaultyKernel:
                 thread = threading.Thread(target=emit, args=("stream", text))
                 thread.start()
                 thread.join()
+            case "later":
+                self._earlier = emit
+            case "now":
+                emit("stream", {"name": "stdout", "text": "mine"})
+                self._earlier("stream", {"name": "stdout", "text": "of the earlier cell"})
             case "die":
                 self._gone.set()
                 await asyncio.sleep(3600)

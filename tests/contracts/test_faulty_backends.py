@@ -126,3 +126,16 @@ async def test_limits_that_nobody_would_keep_are_refused(serve: Serve) -> None:
         assert about["languages"] == ["odd: Faults, outside the sandbox at nowhere"]
         opened = await notebook.call("create_session", language="odd")
         assert "at nowhere, outside the sandbox" in opened.text
+
+
+async def test_late_output_is_that_of_its_cell(serve: Serve) -> None:
+    async with serve("none") as notebook:
+        await notebook.call("create_session", name="odd", language="odd")
+        await notebook.run("later", session="odd")
+        told = await notebook.run("now", session="odd")
+        while "earlier" not in told.text:
+            told = await notebook.call("wait", session="odd", cell=1)
+        shown = (await notebook.call("wait", session="odd", cell=2)).text
+        assert "mine" in shown
+        assert "of the earlier cell" not in shown
+        assert "of the earlier cell" in (await notebook.call("wait", session="odd", cell=1)).text
