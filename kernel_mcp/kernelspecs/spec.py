@@ -95,7 +95,13 @@ def read_kernelspec(named: NamedKernelspec) -> Kernelspec:
         declared = _texts(own.get("readonly", []))
         if not argv:
             raise ValueError("it has no argv")
+        if not any("{connection_file}" in each for each in argv):
+            raise ValueError("its argv has no {connection_file}, by which its kernel is reached")
+        if any("=" in name or "\0" in f"{name}{value}" for name, value in env.items()):
+            raise ValueError("its env has a name or a value that no environment variable can have")
         argv[0] = _program(argv[0], file.parent)
+    except FileNotFoundError:
+        raise ConfigError(f"--kernel {named}: there is no file {file}") from None
     except (OSError, ValueError, RecursionError) as reason:
         raise ConfigError(f"--kernel {named}: {file}: {reason}") from None
     language = str(found.get("language") or named.name)
@@ -153,7 +159,7 @@ def _data_folders() -> Iterator[str]:
 def _program(name: str, folder: Path) -> str:
     """Return the absolute path of the kernel's program. Raises ValueError."""
     if Path(name).is_absolute():
-        found: str | None = name if os.access(name, os.X_OK) else None
+        found = name if Path(name).is_file() and os.access(name, os.X_OK) else None
     else:
         # PREFIX/share/jupyter/kernels/NAME belongs to the environment PREFIX
         prefix = folder.parents[3] if len(folder.parents) > 3 else folder

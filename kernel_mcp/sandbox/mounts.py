@@ -180,7 +180,7 @@ def runtime_options(paths: Iterable[Path]) -> list[str]:
         if not path.is_absolute() or name in _RESERVED or real in _RESERVED:
             raise LaunchError(
                 f"{path} cannot be made readable in the sandbox: it has to be an absolute path "
-                "to a folder or file of its own; check the interpreter given with --python"
+                "to a folder or file of its own; check what --python and --kernel name"
             )
         if not path.exists():
             raise LaunchError(f"{path} does not exist, but the kernel's interpreter needs it")

@@ -110,7 +110,7 @@ def test_each_door_has_a_line_of_its_own_that_kernels_have_tried(project: Path) 
 
 def test_each_named_kernel_has_a_line_that_says_what_held(tmp_path: Path) -> None:
     (tmp_path / "bad").mkdir()
-    spec = {"argv": ["/bin/false"], "display_name": "Bad", "language": "bad"}
+    spec = {"argv": ["/bin/false", "{connection_file}"], "display_name": "Bad", "language": "bad"}
     (tmp_path / "bad" / "kernel.json").write_text(json.dumps(spec))
     kernels = ("--kernel", f"stock={STOCK}", "--kernel", f"bad={tmp_path}/bad")
     code, report = doctor("--sandbox", "bwrap", "--no-template", *kernels)

@@ -26,6 +26,7 @@ from kernel_mcp.sandbox.select import proven_sandbox
 from kernel_mcp.sandbox.self_test import Check
 from kernel_mcp.sessions.cell import Cell, Status, StopReason
 
+ERROR_CHARS = 600
 END_S = 5.0
 """Seconds within which a killed kernel has to end."""
 _REMEDY = (
@@ -91,7 +92,8 @@ async def _examined(source: NamedSource, folder: Path) -> Check:
         request = KernelRequest("doctor", workspace, interpreter=interpreter)
         kernel = await source.start(request, silence)
     except (KernelMcpError, OSError) as error:
-        return Check(name, False, f"does not start: {one_line(str(error))}", _REMEDY)
+        said = one_line(" ".join(str(error).split()), ERROR_CHARS)
+        return Check(name, False, f"does not start: {said}", _REMEDY)
     held = [f"{interpreter.language} {kernel.environment.version}".rstrip()]
     failed: list[str] = []
     try:

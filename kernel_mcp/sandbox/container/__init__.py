@@ -113,7 +113,7 @@ def outermost(paths: Iterable[Path]) -> list[Path]:
         if not path.is_absolute() or len(path.parts) < 2:
             raise LaunchError(
                 f"{path} cannot be made readable in the sandbox: it has to be an absolute path "
-                "to a folder or file of its own; check the interpreter given with --python"
+                "to a folder or file of its own; check what --python and --kernel name"
             )
         if not path.exists():
             raise LaunchError(f"{path} does not exist, but the kernel's interpreter needs it")

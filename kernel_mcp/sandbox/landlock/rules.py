@@ -191,7 +191,7 @@ def allow_required(rules: Ruleset, paths: Iterable[Path], access: Access) -> Non
         if not path.is_absolute() or os.path.realpath(path) in _TOO_MUCH:
             raise LaunchError(
                 f"{path} cannot be made readable in the sandbox: it has to be an absolute path "
-                "to a folder or file of its own; check the interpreter given with --python"
+                "to a folder or file of its own; check what --python and --kernel name"
             )
         try:
             rules.allow(str(path), access)
