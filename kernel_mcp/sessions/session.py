@@ -348,6 +348,7 @@ class Session:
         joined = kernel.joined or self.request.interpreter
         self.request = replace(self.request, interpreter=joined)
         self.lifecycle.request = self.request
+        self.kernel_state.contents = joined.state
         self.kernel_state.used = True  # it may have variables before the first cell
         return kernel
 

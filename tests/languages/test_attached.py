@@ -11,7 +11,7 @@ import pytest
 from mcp.client import Client
 
 from tests.contracts.interpreter import R, words
-from tests.integration.agent import Agent, command, notices
+from tests.integration.agent import Agent, command, losses, notices
 from tests.integration.jupyter_kernels import Opened, by_file, jupyter_server
 from tests.languages.kernels import kernel_flag
 
@@ -39,13 +39,18 @@ async def test_it_shares_variables_and_says_what_it_lacks(theirs: Opened) -> Non
         answer = await agent.run("ours <- theirs + 1; ours", session="x")
         assert "42" in words(answer.text)
         assert "in an external kernel" in notices(answer)[-1]
-        theirs.begin("Sys.sleep(1); ours <- ours + 1")
+        await theirs.run("ours <- ours + 1")
         assert "43" in words((await agent.run("ours", session="x")).text)
         failed = await agent.run(R.fails, session="x")
         assert (failed.status, "wrong" in failed.text) == ("error", True)
         for tool, code in {"check_syntax": {"code": "1 +"}, "list_variables": {}}.items():
             refused = await agent.refused(tool, session="x", **code)
             assert f"{tool} is not available" in refused
+        await theirs.restart()
+        lost = await agent.run("exists('ours')", session="x")
+        assert "FALSE" in words(lost.text)
+        assert "variables, functions and loaded packages" in losses(lost)[0]
+        await theirs.run("ours <- 43")
         stopped = await agent.run("repeat Sys.sleep(0.1)", session="x", timeout=1)
         if theirs.place.startswith("http"):
             assert stopped.status == "timeout"
