@@ -123,6 +123,7 @@ class AttachedKernel(JupyterKernel):
         self._look_answered = anyio.Event()
         self._joined = False
         self._pid: int | None = None
+        self._count = 0
         self._names = NAMES
         """Expression that each cell evaluates besides; empty where it is no Python."""
         self.place = str(place)
@@ -236,7 +237,7 @@ class AttachedKernel(JupyterKernel):
             return
         run = self._run
         reply = channel == "shell" and run is not None and message.parent == run.msg_id
-        anew = reply and not self._take_names(message.content)
+        anew = reply and self._is_anew(message.content)
         super()._on_message(channel, message)
         if anew:
             self._start.end(RESTARTED)
@@ -268,6 +269,8 @@ class AttachedKernel(JupyterKernel):
                 self._send_look()
         elif message.kind == "execute_input" and message.asked == "execute_request":
             self._note(message.parent)
+            if self._is_anew(message.content):
+                self._start.end(RESTARTED)
             if isinstance(code := message.content.get("code"), str):
                 self.overheard(code)
 
@@ -308,6 +311,17 @@ class AttachedKernel(JupyterKernel):
             super()._hand_over(run, kind, content)
         except LaunchError:  # the end of the kernel is noticed elsewhere
             _drop(run)
+
+    def _is_anew(self, content: Mapping[str, Any]) -> bool:
+        """Return True if a message about a cell is that of another process than before.
+
+        A kernel that is no Python shows that by its number of cells alone.
+        """
+        if self._names:
+            return not self._take_names(content)
+        before, count = self._count, whole_number(content.get("execution_count"))
+        self._count = before if count is None else count
+        return self._count < before
 
     def _take_names(self, content: Mapping[str, Any]) -> bool:
         """Store the result of `NAMES`; return False if the process is another one than before."""
