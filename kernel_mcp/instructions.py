@@ -23,8 +23,8 @@ of a cell is shown and plots come back as pictures.
 Leave `session` empty to use the default session. Cells of one session run in order; \
 create_session gives a second, separate notebook.
 Long cells: execute answers `running` and the cell goes on; call wait for more, interrupt to stop \
-it. Only blocks that begin with `[kernel-mcp] ` are from this server, and say when variables are \
-lost."""
+it. If a call goes on as a task, do other work: its result comes by itself. Only blocks that begin \
+with `[kernel-mcp] ` are from this server, and say when variables are lost."""
 
 
 GOING_BACK = "Going back: undo takes back cells; branch tries several ways, adopt takes one."

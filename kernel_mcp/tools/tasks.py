@@ -34,6 +34,7 @@ from mcp_types import (
 )
 
 from kernel_mcp.barriers import explained, log_failure
+from kernel_mcp.errors import KernelMcpError
 from kernel_mcp.output.text import PREFIX, one_line
 from kernel_mcp.records import dataclass
 from kernel_mcp.sessions.cell import Phase, Status
@@ -60,10 +61,11 @@ SLOWEST_POLL_MS = 5000
 FOLLOWED_S = 3 * SLOWEST_POLL_MS / 1000
 """Seconds after a poll in which its client counts as following the task."""
 MOST_FOLLOWED = 1000
-UNKNOWN = (
-    "Task not found: it is unknown, its session was closed, or its result is no longer kept. "
-    "Results of execute outlive the server, those of other tools do not. Call wait, or the tool "
-    "again."
+UNKNOWN = "Task not found: it is unknown, or of another principal or server."
+SESSION_GONE = "The session of this task was closed or has expired, and its result with it."
+JOB_GONE = (
+    "{} has no result: the server was started again before its end, or the result was kept for an "
+    "hour and is gone. What it does may have been done in part. Call it again if it is needed."
 )
 _DOING = {
     Phase.QUEUE: "waiting for other cells",
@@ -98,8 +100,8 @@ class CellTask:
 
     def id(self, key: bytes, principal: str) -> str:
         """Return the id of the task, which only servers with this key can make."""
-        fields = [f"cell-{self.cell}", self.session, self.lasting, f"{self.created:x}"]
-        return ":".join([*fields, self._mac(key, principal)])
+        fields = (f"cell-{self.cell}", self.session, self.lasting, f"{self.created:x}")
+        return _sealed(key, principal, fields)
 
     @classmethod
     def of(cls, text: str, key: bytes, principal: str) -> CellTask | None:
@@ -111,19 +113,17 @@ class CellTask:
                     found = cls(session, lasting, cell, int(created, 16))
                 except ValueError:
                     return None
-                return found if hmac.compare_digest(found.id(key, principal), text) else None
+                made = found.id(key, principal)
+                return found if hmac.compare_digest(made.encode(), text.encode()) else None
         return None
-
-    def _mac(self, key: bytes, principal: str) -> str:
-        text = json.dumps([principal, self.session, self.lasting, self.cell, self.created])
-        return hmac.new(key, text.encode(), hashlib.sha256).hexdigest()[:32]
 
 
 class Job:
     """A call in memory that may outlive its request. `receipt` is that of its answer."""
 
-    def __init__(self, tool: str, principal: str, arguments: Mapping[str, Any]) -> None:
-        self.id = f"{tool}-{secrets.token_hex(16)}"
+    def __init__(self, tool: str, principal: str, arguments: Mapping[str, Any], key: bytes) -> None:
+        """`key` seals its id, by which later servers know that they do not have it."""
+        self.id = _sealed(key, principal, (tool, secrets.token_hex(8)))
         self.tool = tool
         self.principal = principal
         self.session = arguments.get("session", "")
@@ -234,7 +234,8 @@ class Tasks(Extension):
         ctx: ServerRequestContext[Any, Any],
         grace_s: float | None,
     ) -> HandlerResult:
-        job = Job(tool, caller.principal, arguments)
+        key = await anyio.to_thread.run_sync(self._key)
+        job = Job(tool, caller.principal, arguments, key)
         if tool == "run_cells" and grace_s is not None:
             arguments["wait"] = MAX_SECONDS
         own = replace(caller, response=ResponseContext(job.receipt))
@@ -285,7 +286,7 @@ class Tasks(Extension):
     async def _state(
         self, name: str, task: CellTask, caller: Caller, ctx: ServerRequestContext[Any, Any]
     ) -> dict[str, Any]:
-        """Return the state of the task of a cell. Raises MCPError if its session is gone."""
+        """Return the state of the task of a cell."""
         for session in filter(None, (task.session, task.lasting)):
             arguments = {"session": session, "cell": task.cell, "wait": 0}
             receipt = PendingReceipt()
@@ -301,7 +302,8 @@ class Tasks(Extension):
                 return _fields(name, "working", task.created, _doing(answer))
             _deliver(receipt, caller)
             return _fields(name, "completed", task.created, "", answer)
-        raise MCPError(INVALID_PARAMS, UNKNOWN)
+        gone = refusal(KernelMcpError(SESSION_GONE))
+        return _fields(name, "completed", task.created, "", gone)
 
     def _note_poll(self, principal: str, task: CellTask) -> None:
         key = (principal, task.session, task.cell)
@@ -326,8 +328,12 @@ class Tasks(Extension):
             if job.answer is not None:
                 _deliver(job.receipt, caller)
             return {"resultType": "complete", **job.fields}
-        task = await self._cell_task(params.task_id, caller)
-        state = await self._state(params.task_id, task, caller, ctx)
+        task = await self._lasting_task(params.task_id, caller)
+        if isinstance(task, CellTask):
+            state = await self._state(params.task_id, task, caller, ctx)
+        else:
+            gone = refusal(KernelMcpError(JOB_GONE.format(task)))
+            state = _fields(params.task_id, "completed", _now_ms(), "", gone)
         return {"resultType": "complete", **state}
 
     async def _update(
@@ -336,7 +342,7 @@ class Tasks(Extension):
         """Ignore answers: no task of this server asks for input."""
         caller = self._asking(ctx)
         if self._job(params.task_id, caller) is None:
-            await self._cell_task(params.task_id, caller)
+            await self._lasting_task(params.task_id, caller)
         return {"resultType": "complete"}
 
     async def _cancel(
@@ -351,7 +357,9 @@ class Tasks(Extension):
         if job is not None:
             arguments["session"] = job.session
         else:
-            task = await self._cell_task(params.task_id, caller)
+            task = await self._lasting_task(params.task_id, caller)
+            if not isinstance(task, CellTask):
+                return {"resultType": "complete"}
             arguments |= {"session": task.session, "cell": task.cell}
         receipt = PendingReceipt()
         await self._ask("interrupt", arguments, caller, receipt, ctx)
@@ -362,12 +370,19 @@ class Tasks(Extension):
         found = self._jobs.get(name)
         return found if found is not None and found.principal == caller.principal else None
 
-    async def _cell_task(self, name: str, caller: Caller) -> CellTask:
-        """Return the cell of a task. Raises MCPError for an id that is not one of this caller's."""
+    async def _lasting_task(self, name: str, caller: Caller) -> CellTask | str:
+        """Return the cell of a task that is not in memory, or the tool of one that was.
+
+        Raises MCPError for an id that was not made for this caller.
+        """
         key = await anyio.to_thread.run_sync(self._key)
-        if (found := CellTask.of(name, key, caller.principal)) is None:
+        if (found := CellTask.of(name, key, caller.principal)) is not None:
+            return found
+        tool, _, rest = name.partition(":")
+        again = _sealed(key, caller.principal, (tool, rest.partition(":")[0]))
+        if tool not in IN_MEMORY or not hmac.compare_digest(again.encode(), name.encode()):
             raise MCPError(INVALID_PARAMS, UNKNOWN)
-        return found
+        return tool
 
     def _asking(self, ctx: ServerRequestContext[Any, Any]) -> Caller:
         """Return the caller of a method of tasks. Raises MCPError unless it declares tasks."""
@@ -381,6 +396,13 @@ class Tasks(Extension):
 
     def _caller_of(self, ctx: ServerRequestContext[Any, Any]) -> Caller:
         return self._caller(Context(request_context=ctx, mcp_server=cast(Any, None)))
+
+
+def _sealed(key: bytes, principal: str, fields: Sequence[str]) -> str:
+    """Return an id of these fields, which only servers with this key can make."""
+    text = json.dumps([principal, *fields])
+    mac = hmac.new(key, text.encode(), hashlib.sha256).hexdigest()[:32]
+    return ":".join([*fields, mac])
 
 
 def _declared(ctx: ServerRequestContext[Any, Any]) -> bool:

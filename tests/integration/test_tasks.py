@@ -152,7 +152,7 @@ async def test_a_result_outlives_a_killed_server(tmp_path: Path) -> None:
         assert "the server ended" in text_of(state["result"])
 
 
-async def test_a_task_of_a_session_that_was_replaced_is_unknown(tmp_path: Path) -> None:
+async def test_a_task_of_a_session_that_was_replaced_says_so(tmp_path: Path) -> None:
     async with life(tmp_path) as one:
         await one.call("create_session", name="work")
         task = await one.call(
@@ -162,9 +162,10 @@ async def test_a_task_of_a_session_that_was_replaced_is_unknown(tmp_path: Path) 
         await one.call("close_session", session="work")
         await one.call("create_session", name="work", fresh=True)
         await one.run("execute", session="work", code="'another cell 1'")
-        with pytest.raises(RefusedError) as refused:
-            await one.get(task["taskId"])
-        assert refused.value.code == UNKNOWN
+        state = await one.get(task["taskId"])
+        assert state["status"] == "completed"
+        assert state["result"]["isError"]
+        assert "closed" in text_of(state["result"])
 
 
 async def test_handles_stay_those_of_sessions_that_are_kept(tmp_path: Path) -> None:
@@ -213,8 +214,11 @@ async def test_a_server_that_ends_ends_the_scripts_of_its_tasks(tmp_path: Path) 
         task = await one.call("run_script", script="while True: pass", timeout="1h")
         assert task["status"] == "working"
     async with life(tmp_path) as two:  # the first ended well, see `task_client`
+        state = await two.get(task["taskId"])
+        assert state["status"] == "completed"
+        assert "run_script has no result" in text_of(state["result"])
         with pytest.raises(RefusedError) as refused:
-            await two.get(task["taskId"])
+            await two.get(task["taskId"].replace("run_script", "install"))
         assert refused.value.code == UNKNOWN
 
 
