@@ -48,7 +48,9 @@ class SpecKernel(JupyterKernel):
         """Processes in which the kernel runs cells, if it has others for that."""
         super().__init__(*arguments, **named)
         if (code := self._language.dump) is not None:
-            self.snapshots = FileSnapshots(code, self.evaluate, workspace, seen_at)
+            self.snapshots = FileSnapshots(
+                code, self.evaluate, self.handle.limits, workspace, seen_at
+            )
             self.starts_anew = code.starts_anew
 
     def _open(self, listener: ChannelListener) -> KernelChannels:

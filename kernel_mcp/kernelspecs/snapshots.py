@@ -9,8 +9,8 @@ import json
 import os
 import secrets
 import stat
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ import anyio
 
 from kernel_mcp.errors import AnswerLate, HibernationError, KernelMcpError, SavedTooLate
 from kernel_mcp.kernelspecs.snippets import filled
+from kernel_mcp.limits.kernel import KernelLimits
 from kernel_mcp.linux.pipes import Checksum
 from kernel_mcp.output.text import one_line
 from kernel_mcp.records import dataclass
@@ -28,6 +29,8 @@ PIECE_BYTES = 4 * MIB
 EXTRA_BYTES = 32 * MIB
 """Bytes of a dump beyond those of the variables."""
 REASON_CHARS = 200
+PREFIX = ".kernel-mcp-"
+"""Beginning of the names of dumps in a workspace; the server's process id follows."""
 
 Evaluate = Callable[[str, float], Awaitable[Any]]
 
@@ -50,9 +53,17 @@ class DumpCode:
 class FileSnapshots:
     """The `Snapshots` of one kernel."""
 
-    def __init__(self, code: DumpCode, evaluate: Evaluate, workspace: Path, seen_at: str) -> None:
+    def __init__(
+        self,
+        code: DumpCode,
+        evaluate: Evaluate,
+        limits: KernelLimits,
+        workspace: Path,
+        seen_at: str,
+    ) -> None:
         """The kernel sees the folder `workspace` at the path `seen_at`."""
         self._code = code
+        self._limits = limits
         self._evaluate = evaluate
         self._workspace = workspace
         self._seen_at = seen_at
@@ -64,7 +75,9 @@ class FileSnapshots:
 
         The description is hostile data. Raises HibernationError, OSError.
         """
-        with self._exchange() as name:
+        if disk := self._limits.limits.disk_bytes:  # the limit of one file
+            max_bytes = min(max_bytes, max(0, disk - MIB))
+        async with self._exchange(max_bytes + EXTRA_BYTES) as name:
             said = await self._ask(self._code.write, name, leave, seconds, max_bytes)
             size, checksum = await anyio.to_thread.run_sync(
                 partial(self._fetch, name, path, max_bytes + EXTRA_BYTES)
@@ -76,7 +89,7 @@ class FileSnapshots:
 
         Raises HibernationError, OSError.
         """
-        with self._exchange() as name:
+        async with self._exchange(path.stat().st_size) as name:
             await anyio.to_thread.run_sync(self._hand_over, path, name)
             return await self._ask(self._code.read, name, leave, seconds)
 
@@ -96,14 +109,22 @@ class FileSnapshots:
             raise HibernationError(one_line(str(reason))[:REASON_CHARS])
         return said
 
-    @contextmanager
-    def _exchange(self) -> Iterator[str]:
-        """Yield the name of a file in the workspace, which is removed afterwards."""
-        name = f".kernel-mcp-{secrets.token_hex(8)}"
-        try:
-            yield name
-        finally:
-            (self._workspace / name).unlink(missing_ok=True)
+    @asynccontextmanager
+    async def _exchange(self, size: int) -> AsyncIterator[str]:
+        """Yield the name of a file of `size` bytes in the workspace, which is removed afterwards.
+
+        Those of servers that were killed are removed, too.
+        """
+        mine = f"{PREFIX}{os.getpid()}-"
+        async with self._limits.holding(size):
+            for left in self._workspace.glob(f"{PREFIX}*"):
+                if not left.name.startswith(mine):
+                    left.unlink(missing_ok=True)
+            name = f"{mine}{secrets.token_hex(8)}"
+            try:
+                yield name
+            finally:
+                (self._workspace / name).unlink(missing_ok=True)
 
     def _fetch(self, name: str, path: Path, most: int) -> tuple[int, str]:
         """Copy the file of a kernel to `path`. Blocking. Raises HibernationError, OSError."""

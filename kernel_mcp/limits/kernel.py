@@ -6,7 +6,8 @@ import contextlib
 import re
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import anyio
@@ -225,6 +226,19 @@ class KernelLimits:
     async def survey(self) -> None:
         """Measure the folders of a kernel that has run no code since they were filled."""
         self._known = await self._look(processes=False)
+
+    @asynccontextmanager
+    async def holding(self, extra: int) -> AsyncIterator[None]:
+        """Permit `extra` more bytes in the workspace inside this block: a file of the server."""
+        for quota in self.quotas[:1]:
+            quota.extra += extra
+        try:
+            yield
+        finally:
+            with anyio.CancelScope(shield=True):
+                await self.survey()  # the file is gone
+            for quota in self.quotas[:1]:
+                quota.extra -= extra
 
     async def begin(self, on_excess: Callable[[], None]) -> None:
         """Prepare for a cell; `on_excess` is called if a limit, `cause`, must stop it.

@@ -61,20 +61,25 @@ class FolderQuota:
         self._known: dict[File, int] = {}
         """Large and deleted files of the last scan, with their sizes."""
         self._in_use = Lock()
+        self.extra = 0
+        """Bytes that a file of the server may take beyond the limit."""
         self.measured = TreeSize()
 
     @property
     def full(self) -> bool:
         """Return True if the folder is above its limit, or too large to be counted."""
         found = self.measured
-        return found.bytes > self._size or found.entries > self._entries or not found.complete
+        most, many = self._most
+        return found.bytes > most or found.entries > many or not found.complete
 
     @property
     def severe(self) -> bool:
         """Return True if the folder is so far above its limit that it must be emptied."""
         found = self.measured
         return (
-            found.bytes > self._far or found.entries > SEVERE * self._entries or not found.complete
+            found.bytes > self._far + self.extra
+            or found.entries > SEVERE * self._entries
+            or not found.complete
         )
 
     @property
@@ -85,12 +90,16 @@ class FolderQuota:
         `SLACK_ENTRIES` do not count.
         """
         found, lowest = self.measured, self._lowest
-        most, many = self._size, self._entries
+        most, many = self._most
         if lowest.bytes > most:
             most = lowest.bytes + SLACK_BYTES
         if lowest.entries > many:
             many = lowest.entries + SLACK_ENTRIES
         return found.bytes > most or found.entries > many or not found.complete
+
+    @property
+    def _most(self) -> tuple[int, int]:
+        return self._size + self.extra, self._entries + bool(self.extra)
 
     def start(self) -> None:
         """Record the current size, beyond which a full folder may not grow."""

@@ -246,3 +246,17 @@ async def test_a_session_goes_on_in_its_language_when_the_server_is_killed(state
         answer = await notebook.run("cat(R.version$language)", session="r")
         assert answer.text.startswith("R"), answer.text
         assert "Cell 1 ran after that was saved" in answer.text
+
+
+async def test_a_save_that_a_full_workspace_has_no_room_for_kills_no_kernel(state: Path) -> None:
+    code = "writeBin(raw(40e6), 'f'); big <- runif(4e6); file.create('.kernel-mcp-1-left')"
+    async with server(state, "--disk", "50M") as notebook:
+        await (await opened(notebook)).run(code, session="r")
+        while not any(state.glob("kept/**/variables-*")):
+            await anyio.sleep(0.2)
+        assert (await notebook.run("length(big)", session="r")).text == "[1] 4000000"
+    async with server(state, "--disk", "50M") as notebook:
+        answer = await notebook.run("length(big); list.files(all.files = TRUE)", session="r")
+        assert "[1] 4000000" in answer.text
+        assert "kernel-mcp-1-left" not in answer.text
+        assert not lost(answer)
