@@ -51,8 +51,8 @@ from kernel_mcp.telemetry import Levels
 from kernel_mcp.tool_context import ToolContext
 
 SPARES_AT_FIRST = 1
-"""Pooled kernels before a second session begins: most servers have one session, and each pooled
-kernel takes 11 MiB."""
+"""Pooled kernels before the first session begins. Until a second one does, there is none: most
+servers have one session, and a pooled kernel takes 11 MiB."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -349,8 +349,8 @@ class Settings:
     )
     warm: int = flag(
         "warm", count, _SERVER, "N", "2",
-        "kernels started ahead, so that a new session has one at once; one until a second session "
-        "begins, 0 for none",
+        "kernels started ahead, so that a new session has one at once; one until the first session "
+        "begins, then none until the second, 0 for none at all",
         narrows=no_more,
     )
     log_level: str = flag(

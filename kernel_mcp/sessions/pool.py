@@ -148,14 +148,15 @@ class WarmPool:
     ) -> None:
         """A pooled kernel is started only if `capacity` leaves room for one further session.
 
-        Until sessions have requested two kernels, the pool keeps `at_first` kernels, `size` by
-        default. A pooled kernel is not used if the value of `mark` has changed since its start.
+        With `at_first`, the pool keeps that number of kernels until sessions have requested one,
+        and none until they have requested two. A pooled kernel is not used if the value of `mark`
+        has changed since its start.
         """
         self._mark = mark
         self._source = source
         self._capacity = capacity or Capacity()
         self._size = size
-        self._at_first = size if at_first is None else at_first
+        self._at_first = at_first
         self._folder = folder
         self._layers = layers
         self._pooled: deque[_PooledKernel] = deque()
@@ -167,7 +168,9 @@ class WarmPool:
 
     @property
     def _wanted(self) -> int:
-        return self._size if self._begun > 1 else min(self._size, self._at_first)
+        if self._begun > 1 or self._at_first is None:
+            return self._size
+        return 0 if self._begun else min(self._size, self._at_first)
 
     @property
     def ready(self) -> int:
