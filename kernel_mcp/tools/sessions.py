@@ -248,6 +248,12 @@ def _row_of(variable: Variable) -> str:
     return "  ".join(filter(None, words))
 
 
+_NO_OTHERS = (
+    " The operator adds others by --kernel NAME=SPEC. Over HTTP a principal has those of its row "
+    "(kernel:NAME)."
+)
+
+
 def interpreter_named(services: ToolContext, language: str) -> Interpreter:
     """Return the interpreter of a language. Raises InputError for one that is not there."""
     name = language.strip().lower()
@@ -256,9 +262,9 @@ def interpreter_named(services: ToolContext, language: str) -> Interpreter:
     found = services.interpreters.get(name)
     if found is None:
         known = ["python", *services.interpreters]
-        more = "" if services.interpreters else ": --kernel NAME=SPEC of the operator adds one"
+        more = "" if services.interpreters else _NO_OTHERS
         raise InputError(
-            f"language: {one_line(language)[:40]!r} is not one of {', '.join(known)}{more}."
+            f"language: {one_line(language)[:40]!r} is not one of {', '.join(known)}.{more}"
         )
     return found
 

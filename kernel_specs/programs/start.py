@@ -6,6 +6,7 @@ closes the channel. Only then the process executes the kernel's own program, nam
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import resource
@@ -58,7 +59,8 @@ def _limit_memory(memory_bytes: int) -> None:
 def _report(fd: int, error: str) -> None:
     print(error, file=sys.__stderr__)
     if fd >= 0:
-        with socket.socket(fileno=os.dup(fd)) as channel:
+        # the host has closed its end if the program itself cannot be executed
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as channel:
             channel.send(json.dumps({"ready": False, "error": error}).encode())
 
 
