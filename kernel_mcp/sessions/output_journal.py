@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 OUTPUT_BYTES = 256 * KIB
 """Size of the file. When it is full, the older half is dropped."""
-MOST_TEXT_BYTES = 32 * KIB
-"""Maximum bytes of one frame: the end of a longer text is kept."""
+MOST_TEXT_BYTES = OUTPUT_BYTES // 4
+"""Maximum bytes of the text of one frame: the end of a longer text is kept."""
 CUT = "[… earlier output was not kept …]\n"
 _HEAD = struct.Struct("<III")
 
@@ -99,7 +99,9 @@ class OutputJournal:
 
 
 def _frame(number: int, text: str) -> bytes:
-    data = text.encode("utf-8", "replace")[-MOST_TEXT_BYTES:]
+    data = text.encode("utf-8", "replace")
+    if len(data) > MOST_TEXT_BYTES:
+        data = CUT.encode() + data[-MOST_TEXT_BYTES:].decode("utf-8", "ignore").encode()
     return _HEAD.pack(number, len(data), zlib.crc32(data)) + data
 
 

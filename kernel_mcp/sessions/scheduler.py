@@ -74,6 +74,7 @@ class CellScheduler(Generic[S]):
         self._clock = clock
         self._ahead: anyio.CancelScope | None = None
         self._wake = anyio.Event()
+        self._ended: Cell | None = None
 
     @property
     def starting(self) -> bool:
@@ -141,6 +142,7 @@ class CellScheduler(Generic[S]):
                     async with session.turn:
                         await self._run_next()
                         await self._checkpoint(session.kernel_state.checkpoints.after)
+                    await self._save_end()
                     await persistence.mark_undone()
             tasks.cancel_scope.cancel()
 
@@ -186,6 +188,13 @@ class CellScheduler(Generic[S]):
         if cell is not None:
             await self._runner.prepare(cell, partial(work.prepare, session))
 
+    async def _save_end(self) -> None:
+        """Save the end of a cell that a task follows, without `turn`: a reset waits for that."""
+        if self._ended is not None and self._ended.lasting:
+            with Barrier("saving the end of a task", self._session.handle):
+                await self._session.persistence.save_cells()
+        self._ended = None
+
     async def _run_next(self) -> None:
         cell = self._queue.current or self._queue.begin()
         if cell is None:
@@ -204,6 +213,4 @@ class CellScheduler(Generic[S]):
             session.family.last_used = self.last_ran = self._clock()
             session.persistence.touch()
         await session.notebooks.save()
-        if cell.lasting:
-            with Barrier("saving the end of a task", session.handle):
-                await session.persistence.save_cells()
+        self._ended = cell

@@ -43,6 +43,8 @@ AGAIN = (
     "and with a kernel that has no checkpoint"
 )
 NOT_SAVED = "the server ended before what this cell did was saved"
+NOT_BEGUN = "# never begun"
+"""The code of a cell that waited for others when the server ended."""
 SERVICE_THREAD = "kernel-service"
 """Name of the kernel's thread for control requests, which runs no user code."""
 STILL_S = 0.5
@@ -380,9 +382,9 @@ class SessionPersistence:
         if saved.history:
             cells.restore(saved.history)
         outputs = self._save.output.texts() if self._save is not None else {}
-        for number, code in previous.cells.items():
-            if number == len(cells) + 1:
-                session.queue.remember(code, NOT_SAVED, outputs.get(number, ""))
+        for number in range(len(cells) + 1, max(previous.cells, default=0) + 1):
+            code = previous.cells.get(number, NOT_BEGUN)
+            session.queue.remember(code, NOT_SAVED, outputs.get(number, ""))
 
     def _continue_from(self, previous: PreviousSession) -> None:
         """Set the variables for the next cell to restore."""

@@ -300,7 +300,9 @@ async def _run_once(
 
 def _followed(session: Session, cell: Cell, result: CallToolResult) -> CallToolResult:
     """Note that a task follows `cell`; return its answer with the name for later servers."""
-    cell.lasting = cell.lasting or not cell.finished.is_set()
+    if not cell.finished.is_set() and not cell.lasting:
+        cell.lasting = True
+        session.persistence.log_cell(cell)  # else a later server could give its number away
     entry = session.persistence.entry
     lasting = "" if entry is None else entry.key.name
     return result.model_copy(update={"meta": {**(result.meta or {}), LASTING_KEY: lasting}})

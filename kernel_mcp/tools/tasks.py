@@ -9,7 +9,6 @@ Tasks of other tools are kept in memory, with their results for `KEPT_S` after t
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import hmac
 import json
 import secrets
@@ -18,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any, cast
+from urllib.parse import quote
 
 import anyio
 from mcp.server.context import CallNext, HandlerResult, ServerRequestContext
@@ -36,13 +36,14 @@ from mcp_types import (
 from kernel_mcp.barriers import explained, log_failure
 from kernel_mcp.errors import KernelMcpError
 from kernel_mcp.output.text import PREFIX, one_line
-from kernel_mcp.records import dataclass
 from kernel_mcp.sessions.cell import Phase, Status
 from kernel_mcp.sessions.directory import Caller
 from kernel_mcp.sessions.notifications import PendingReceipt, ResponseContext
 from kernel_mcp.tools.calls import LASTING_KEY, OF_VIEW, Call, SessionCalls
 from kernel_mcp.tools.cells import MAX_SECONDS
 from kernel_mcp.tools.results import CELL_KEY, refusal
+from kernel_mcp.tools.task_ids import CellTask, sealed
+from kernel_mcp.units import limit_duration
 
 IDENTIFIER = "io.modelcontextprotocol/tasks"
 VERSIONS = frozenset({"2026-07-28"})
@@ -62,7 +63,10 @@ FOLLOWED_S = 3 * SLOWEST_POLL_MS / 1000
 """Seconds after a poll in which its client counts as following the task."""
 MOST_FOLLOWED = 1000
 UNKNOWN = "Task not found: it is unknown, or of another principal or server."
-SESSION_GONE = "The session of this task was closed or has expired, and its result with it."
+SESSION_GONE = (
+    "The cell of this task is not there: its session was closed, has expired, is used by another "
+    "server, or the server ended before the cell began."
+)
 JOB_GONE = (
     "{} has no result: the server was started again before its end, or the result was kept for an "
     "hour and is gone. What it does may have been done in part. Call it again if it is needed."
@@ -86,47 +90,14 @@ class UpdateParams(TaskParams):
     input_responses: dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class CellTask:
-    """The cell of a task. `created` is a time in milliseconds since 1970.
-
-    `lasting` is the name by which later servers know the session of this handle; empty for none.
-    """
-
-    session: str
-    lasting: str
-    cell: int
-    created: int
-
-    def id(self, key: bytes, principal: str) -> str:
-        """Return the id of the task, which only servers with this key can make."""
-        fields = (f"cell-{self.cell}", self.session, self.lasting, f"{self.created:x}")
-        return _sealed(key, principal, fields)
-
-    @classmethod
-    def of(cls, text: str, key: bytes, principal: str) -> CellTask | None:
-        """Return the task of an id; None unless it was made for this principal."""
-        match text.split(":"):
-            case [number, session, lasting, created, _]:
-                try:
-                    cell = int(number.removeprefix("cell-"))
-                    found = cls(session, lasting, cell, int(created, 16))
-                except ValueError:
-                    return None
-                made = found.id(key, principal)
-                return found if hmac.compare_digest(made.encode(), text.encode()) else None
-        return None
-
-
 class Job:
     """A call in memory that may outlive its request. `receipt` is that of its answer."""
 
-    def __init__(self, tool: str, principal: str, arguments: Mapping[str, Any], key: bytes) -> None:
+    def __init__(self, tool: str, principal: str, key: bytes) -> None:
         """`key` seals its id, by which later servers know that they do not have it."""
-        self.id = _sealed(key, principal, (tool, secrets.token_hex(8)))
+        self.id = sealed(key, principal, (tool, secrets.token_hex(8)))
         self.tool = tool
         self.principal = principal
-        self.session = arguments.get("session", "")
         self.created = _now_ms()
         self.receipt = PendingReceipt()
         self.message = ""
@@ -179,8 +150,8 @@ class Tasks(Extension):
         self._key = key
         self._jobs: dict[str, Job] = {}
         self._running: set[asyncio.Task[None]] = set()
-        self._polled: dict[tuple[str, str, int], float] = {}
-        """Time of the last poll by principal, session and cell."""
+        self._polled: dict[tuple[str, str, int], tuple[float, frozenset[object]]] = {}
+        """Time of the last poll, and names of the session, by principal, session and cell."""
 
     def methods(self) -> Sequence[MethodBinding]:
         """See `Extension`."""
@@ -209,7 +180,8 @@ class Tasks(Extension):
         if params.name == "wait" and self._is_followed(caller.principal, arguments):
             return await call_next(ctx)  # its end is delivered anyway
         receipt = PendingReceipt()
-        arguments["wait"] = grace_s if grace_s is not None else arguments.get("wait")
+        if grace_s is not None:
+            arguments["wait"] = grace_s
         answer = await self._ask(params.name, arguments, caller, receipt, ctx)
         outcome, lasting = _outcome(answer), (answer.meta or {}).pop(LASTING_KEY, "")
         if outcome is None or not _is_running(outcome):
@@ -217,7 +189,7 @@ class Tasks(Extension):
             return answer
         receipt.lose()
         task = CellTask(str(outcome["session"]), lasting, int(outcome["cell"]), _now_ms())
-        self._note_poll(caller.principal, task)
+        self._note_poll(caller.principal, task, arguments.get("session", ""))
         key = await anyio.to_thread.run_sync(self._key)
         return {
             "resultType": "task",
@@ -235,7 +207,7 @@ class Tasks(Extension):
         grace_s: float | None,
     ) -> HandlerResult:
         key = await anyio.to_thread.run_sync(self._key)
-        job = Job(tool, caller.principal, arguments, key)
+        job = Job(tool, caller.principal, key)
         if tool == "run_cells" and grace_s is not None:
             arguments["wait"] = MAX_SECONDS
         own = replace(caller, response=ResponseContext(job.receipt))
@@ -287,15 +259,17 @@ class Tasks(Extension):
         self, name: str, task: CellTask, caller: Caller, ctx: ServerRequestContext[Any, Any]
     ) -> dict[str, Any]:
         """Return the state of the task of a cell."""
-        for session in filter(None, (task.session, task.lasting)):
-            arguments = {"session": session, "cell": task.cell, "wait": 0}
+        arguments = {"session": task.session, "cell": task.cell, "wait": 0}
+        for _ in range(2):
             receipt = PendingReceipt()
             answer = await self._ask("wait", arguments, caller, receipt, ctx)
             (answer.meta or {}).pop(LASTING_KEY, "")
             outcome = _outcome(answer)
-            if outcome is None or outcome["session"] != task.session:
+            if outcome is None:
                 receipt.lose()
-                continue
+                if await self._restored(task, caller):
+                    continue
+                break
             self._note_poll(caller.principal, task)
             if _is_running(outcome):
                 receipt.lose()
@@ -305,19 +279,36 @@ class Tasks(Extension):
         gone = refusal(KernelMcpError(SESSION_GONE))
         return _fields(name, "completed", task.created, "", gone)
 
-    def _note_poll(self, principal: str, task: CellTask) -> None:
+    async def _restored(self, task: CellTask, caller: Caller) -> bool:
+        """Restore the session of a task if it is persisted; return True if it is the same one."""
+        if not task.lasting:
+            return False
+        try:
+            record, _ = await self._calls.read(
+                f"kernel://{quote(task.lasting)}/cells/{task.cell}.json", caller
+            )
+            return bool(json.loads(record)["session"] == task.session)
+        except KernelMcpError:
+            return False
+
+    def _note_poll(self, principal: str, task: CellTask, named: object = None) -> None:
+        """Note that a client follows a task, whose session was `named` so by its call."""
         key = (principal, task.session, task.cell)
-        self._polled.pop(key, None)
-        self._polled[key] = time.monotonic()
+        _, names = self._polled.pop(key, (0.0, frozenset[object]()))
+        names |= {task.session, task.lasting or task.session, named}
+        self._polled[key] = (time.monotonic(), names)
         if len(self._polled) > MOST_FOLLOWED:
             del self._polled[next(iter(self._polled))]
 
     def _is_followed(self, principal: str, arguments: Mapping[str, Any]) -> bool:
         """Return True if a client of the principal follows a task of the cell that is named."""
         cell, since = arguments.get("cell", 0), time.monotonic() - FOLLOWED_S
+        session = arguments.get("session", "")
+        if not isinstance(session, str):
+            return False
         return any(
-            owner == principal and cell in (0, number) and polled > since
-            for (owner, _, number), polled in self._polled.items()
+            owner == principal and cell in (0, number) and session in names and polled > since
+            for (owner, _, number), (polled, names) in self._polled.items()
         )
 
     # Methods.
@@ -350,20 +341,15 @@ class Tasks(Extension):
     ) -> HandlerResult:
         caller = self._asking(ctx)
         job = self._job(params.task_id, caller)
-        if job is not None and (job.done.is_set() or job.tool == "run_script"):
+        if job is not None:
             job.scope.cancel()
             return {"resultType": "complete"}
-        arguments: dict[str, Any] = {}
-        if job is not None:
-            arguments["session"] = job.session
-        else:
-            task = await self._lasting_task(params.task_id, caller)
-            if not isinstance(task, CellTask):
-                return {"resultType": "complete"}
-            arguments |= {"session": task.session, "cell": task.cell}
-        receipt = PendingReceipt()
-        await self._ask("interrupt", arguments, caller, receipt, ctx)
-        receipt.lose()
+        task = await self._lasting_task(params.task_id, caller)
+        if isinstance(task, CellTask):
+            receipt = PendingReceipt()
+            arguments = {"session": task.session, "cell": task.cell}
+            await self._ask("interrupt", arguments, caller, receipt, ctx)
+            receipt.lose()
         return {"resultType": "complete"}
 
     def _job(self, name: str, caller: Caller) -> Job | None:
@@ -379,7 +365,7 @@ class Tasks(Extension):
         if (found := CellTask.of(name, key, caller.principal)) is not None:
             return found
         tool, _, rest = name.partition(":")
-        again = _sealed(key, caller.principal, (tool, rest.partition(":")[0]))
+        again = sealed(key, caller.principal, (tool, rest.partition(":")[0]))
         if tool not in IN_MEMORY or not hmac.compare_digest(again.encode(), name.encode()):
             raise MCPError(INVALID_PARAMS, UNKNOWN)
         return tool
@@ -398,13 +384,6 @@ class Tasks(Extension):
         return self._caller(Context(request_context=ctx, mcp_server=cast(Any, None)))
 
 
-def _sealed(key: bytes, principal: str, fields: Sequence[str]) -> str:
-    """Return an id of these fields, which only servers with this key can make."""
-    text = json.dumps([principal, *fields])
-    mac = hmac.new(key, text.encode(), hashlib.sha256).hexdigest()[:32]
-    return ":".join([*fields, mac])
-
-
 def _declared(ctx: ServerRequestContext[Any, Any]) -> bool:
     """Return True if the client declares tasks on this request; nothing else counts."""
     found = ctx.session.client_capabilities
@@ -420,9 +399,12 @@ def _shortened(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], float | No
 
     They are None if the argument `wait` is malformed, which its tool refuses.
     """
-    wait = arguments.get("wait", GRACE_S)
-    number = isinstance(wait, (int, float)) and not isinstance(wait, bool) and wait >= 0
-    return dict(arguments), min(wait, GRACE_S) if number else None
+    wait = arguments.get("wait")
+    try:
+        seconds = GRACE_S if wait is None else limit_duration(wait)
+    except ValueError:
+        return dict(arguments), None
+    return dict(arguments), min(seconds, GRACE_S) if seconds >= 0 else None
 
 
 def _outcome(answer: CallToolResult) -> Mapping[str, Any] | None:

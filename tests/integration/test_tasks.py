@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
 from tests.integration.task_client import (
@@ -197,16 +198,74 @@ async def test_scripts_and_notebooks_are_tasks_in_memory(tmp_path: Path) -> None
         assert "two" in text
 
 
-async def test_a_notebook_is_cancelled_with_what_it_has_put_out(tmp_path: Path) -> None:
+async def test_a_cancelled_notebook_stops_and_no_other_cell_does(tmp_path: Path) -> None:
     async with life(tmp_path) as one:
         await notebook(one, "print('one')", f"print('two', flush=True)\n{UNTIL}")
         task = await one.call("run_cells", path="a.ipynb", cells="all", wait=0)
         await one.shows(task, "two")
         await one.ask("tasks/cancel", taskId=task["taskId"])
+        assert (await one.ended(task))["status"] == "cancelled"
+        told = await one.run("execute", code="'after'")
+        assert "cell 2, whose call was cancelled, has ended: interrupted" in told
+        assert "two" in await one.run("wait", cell=2)
+        other = await one.call("execute", code=UNTIL, wait=0)
+        queued = await one.call("run_cells", path="a.ipynb", cells="all", wait=0)
+        await one.ask("tasks/cancel", taskId=queued["taskId"])
+        assert (await one.ended(queued))["status"] == "cancelled"
+        assert (await one.get(other["taskId"]))["status"] == "working"
+        await go(one)
+        assert (await one.ended(other))["status"] == "completed"
+
+
+async def test_a_session_can_be_reset_while_a_task_runs(tmp_path: Path) -> None:
+    async with life(tmp_path) as one:
+        await one.run("execute", code="import time")
+        task = await one.call("execute", code="print('on', flush=True); time.sleep(600)", wait=0)
+        await one.shows(task, "on")
+        with anyio.fail_after(60):
+            await one.call("reset")
         state = await one.ended(task)
+        assert "the session was reset" in text_of(state["result"])
+        assert await one.run("execute", code="1") == "1"
+
+
+async def test_numbers_of_queued_tasks_are_not_given_away(tmp_path: Path) -> None:
+    async with life(tmp_path) as first:
+        task = await first.call("execute", code="print('on', flush=True)\n" + UNTIL, wait=0)
+        await first.shows(task, "on")
+        await first.call("execute", code="print('never')", wait=0)
+        queued = await first.call("execute", code="print('never')", wait=0)
+        os.kill(first.raw.process.pid, signal.SIGKILL)
+        await first.raw.process.wait()
+    async with life(tmp_path) as second:
+        assert (await second.run("execute", code="'another'")).startswith("'another'")
+        state = await second.get(queued["taskId"])
         assert state["status"] == "completed", shown(state)
-        assert "one" in text_of(state["result"])
-        assert "interrupted" in text_of(state["result"])
+        assert "the server ended" in text_of(state["result"])
+        assert "another" not in text_of(state["result"])
+
+
+async def test_polls_of_an_old_task_tell_nothing_of_a_new_session_of_its_name(
+    tmp_path: Path,
+) -> None:
+    async with life(tmp_path) as one:
+        await one.call("create_session", name="z")
+        old = await one.call("execute", session="z", code="import time; time.sleep(.5)", wait=0)
+        await one.ended(old)
+        await one.call("close_session", session="z")
+        await one.call("create_session", name="z", fresh=True)
+        assert "new" in await one.run("execute", session="z", code="'new'")
+        await one.get(old["taskId"])
+        assert "has ended" not in await one.run("execute", session="z", code="'later'")
+
+
+@pytest.mark.parametrize("wait", [None, "30s"])
+async def test_a_longer_wait_is_no_longer_call(wait: object) -> None:
+    async with task_client() as one:
+        task = await one.call("execute", code=UNTIL, wait=wait)
+        assert task["resultType"] == "task", shown(task)
+        await go(one)
+        await one.ended(task)
 
 
 async def test_a_server_that_ends_ends_the_scripts_of_its_tasks(tmp_path: Path) -> None:

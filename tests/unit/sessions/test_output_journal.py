@@ -59,7 +59,11 @@ def test_the_end_of_much_output_is_kept_and_the_cut_is_said(tmp_path: Path) -> N
     assert "".join(lines).endswith(text.removeprefix(CUT))
     assert len(text) > OUTPUT_BYTES // 5  # frames of short lines have longer heads than texts
     journal.add(8, "x" * (2 * MOST_TEXT_BYTES))
-    assert reopened(tmp_path / "output")[8] == "x" * MOST_TEXT_BYTES
+    assert reopened(tmp_path / "output")[8] == CUT + "x" * MOST_TEXT_BYTES
+    journal.add(9, "☃" * MOST_TEXT_BYTES)
+    text = reopened(tmp_path / "output")[9]
+    assert text.startswith(CUT)
+    assert set(text.removeprefix(CUT)) == {"☃"}
 
 
 def test_a_damaged_frame_ends_what_is_read(tmp_path: Path) -> None:

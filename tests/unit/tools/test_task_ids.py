@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kernel_mcp.tools.tasks import CellTask
+from kernel_mcp.tools.task_ids import CellTask
 
 KEY = b"k" * 32
 TASK = CellTask("s-abcdefghijkl", "my.notes-2", 12, 1_790_000_000_000)
