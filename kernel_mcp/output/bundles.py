@@ -79,15 +79,20 @@ INLINE_IMAGES = ("image/png", "image/jpeg", "image/gif", "image/webp")
 """Pictures that can be shown to a model, some of them after conversion."""
 _PLACEHOLDER = re.compile(r"<[\w.]+ object>|<[\w.<>]+(?: object)? at 0x[0-9a-f]+>|<Figure size .*>")
 """The plain text of an object that has a better representation, such as `<Axes object>`."""
-_NAMED = re.compile(r"<[^\n]*>|[\w ]+ cannot be represented in plain text .*")
-"""Plain text that may be no more than a name, such as `<Table>`, or no text, as of R's widgets;
-other words are shown instead."""
+_NO_TEXT = " cannot be represented in plain text "
+"""Part of the plain text that R gives to widgets."""
 _PAGE = "<IPython.core.display.HTML object>"
 """The plain text of a page that code displays: the kernel gives it one of its own pictures."""
 ENDLESS_CHARS = 4000
 """Characters of plain text beyond which a much shorter table is shown instead."""
 MOST_EMBEDDED = 8
 """Most pictures of one page that are shown."""
+
+
+def _is_name(plain: str) -> bool:
+    """Return True for plain text that may be no more than a name, such as `<Table>`, or no text."""
+    line = "\n" not in plain
+    return line and ((plain[:1] == "<" and plain[-1:] == ">") or _NO_TEXT in plain)
 
 
 def is_binary(mime: str) -> bool:
@@ -285,7 +290,7 @@ def readable(parts: tuple[Representation, ...], limit: int) -> Truncation:
     plain = by_type["text/plain"].read() if "text/plain" in by_type else ""
     others = (_words(mime, by_type, pictured) for mime in _READABLE if mime in by_type)
     text = plain
-    if not plain.strip() or _NAMED.fullmatch(plain.strip()):
+    if not plain.strip() or _is_name(plain.strip()):
         is_placeholder = len(parts) > 1 and _PLACEHOLDER.fullmatch(plain.strip())
         text = next(filter(str.strip, others), "" if is_placeholder else plain)
     elif len(plain) > ENDLESS_CHARS and "text/html" in by_type:

@@ -23,7 +23,6 @@ FINITE = (
 )
 ENDLESS = ("flood_output", "flood_big_output", "flood_shell", "never")
 ENDS = {
-    "huge_message": "a message of more than 16,842,752 bytes on its iopub channel",
     "many_parts": "a message of more than 64 parts on its iopub channel",
     "close_everything": "closed its",
     "die": "the kernel exited with code 3",
@@ -37,7 +36,7 @@ async def notebook(
 ) -> AsyncIterator[Agent]:
     """A client of a server on which each mode is a language."""
     folder, flags = tmp_path_factory.mktemp("specs"), []
-    for mode in ("honest", *FINITE, *ENDLESS, *ENDS):
+    for mode in ("honest", "huge_message", *FINITE, *ENDLESS, *ENDS):
         spec = folder / mode
         spec.mkdir()
         for file in ("hostile_kernel.py", "hostile_program.py"):
@@ -85,6 +84,15 @@ async def test_a_kernel_that_never_ends_its_cell_is_killed(notebook: Agent, mode
     answer = await notebook.run("x", session=session, timeout=1, wait=60)
     assert answer.status == "killed"
     assert "it reached its time limit of 1 s" in answer.text
+    await answers(notebook)
+    await notebook.call("close_session", session=session)
+
+
+async def test_a_message_that_is_too_large_is_left_out(notebook: Agent) -> None:
+    session = await opened(notebook, "huge_message")
+    answer = await notebook.run("x", session=session, timeout=3, wait=60)
+    assert "left out: an output of 17.8 MB; write it to a file" in answer.text
+    assert "it reached its time limit of 3 s" in answer.text
     await answers(notebook)
     await notebook.call("close_session", session=session)
 
