@@ -26,18 +26,23 @@ _NO_ROOM = "# not kept"
 DAMAGED = "# damaged on the disk"
 
 
+def mapped(path: Path, size: int) -> mmap.mmap:
+    """Map the first `size` bytes of a file, which is created if missing. Raises OSError."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    fd = os.open(path, flags, 0o600)
+    try:
+        os.posix_fallocate(fd, 0, size)  # else a full disk raises SIGBUS on a write
+        return mmap.mmap(fd, size)
+    finally:
+        os.close(fd)
+
+
 class CellJournal:
     """The journal of one session, in a memory-mapped file."""
 
     def __init__(self, path: Path) -> None:
         """Open the file, or create it; existing lines stay until `forget`. Raises OSError."""
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        fd = os.open(path, flags, 0o600)
-        try:
-            os.posix_fallocate(fd, 0, JOURNAL_BYTES)  # else a full disk raises SIGBUS on a write
-            self._memory = mmap.mmap(fd, JOURNAL_BYTES)
-        finally:
-            os.close(fd)
+        self._memory = mapped(path, JOURNAL_BYTES)
         self._cells: dict[int, bytes] = {}
         self._end = len(self._memory[:].rstrip(b"\0"))
 

@@ -6,8 +6,6 @@ length of the text and its CRC-32.
 
 from __future__ import annotations
 
-import mmap
-import os
 import struct
 import zlib
 from collections.abc import Iterator
@@ -15,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kernel_mcp.output.items import Display, Event, Failure, Stream
+from kernel_mcp.sessions.cell_journal import mapped
 from kernel_mcp.units import KIB
 
 if TYPE_CHECKING:
@@ -33,13 +32,7 @@ class OutputJournal:
 
     def __init__(self, path: Path) -> None:
         """Open the file, or create it; existing frames stay until `forget`. Raises OSError."""
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        fd = os.open(path, flags, 0o600)
-        try:
-            os.posix_fallocate(fd, 0, OUTPUT_BYTES)  # else a full disk raises SIGBUS on a write
-            self._memory = mmap.mmap(fd, OUTPUT_BYTES)
-        finally:
-            os.close(fd)
+        self._memory = mapped(path, OUTPUT_BYTES)
         self._end = sum(len(frame) for _, frame in _frames(self._memory[:]))
 
     def begun(self, cell: Cell) -> None:

@@ -33,7 +33,7 @@ from mcp_types import (
     TextContent,
 )
 
-from kernel_mcp.barriers import explained, log_failure
+from kernel_mcp.barriers import Barrier, explained, log_failure
 from kernel_mcp.errors import KernelMcpError
 from kernel_mcp.output.text import PREFIX, one_line
 from kernel_mcp.sessions.cell import Phase, Status
@@ -62,6 +62,7 @@ SLOWEST_POLL_MS = 5000
 FOLLOWED_S = 3 * SLOWEST_POLL_MS / 1000
 """Seconds after a poll in which its client counts as following the task."""
 MOST_FOLLOWED = 1000
+KEY_BYTES = 32
 UNKNOWN = "Task not found: it is unknown, or of another principal or server."
 SESSION_GONE = (
     "The cell of this task is not there: its session was closed, has expired, is used by another "
@@ -147,7 +148,8 @@ class Tasks(Extension):
     ) -> None:
         self._calls = calls
         self._caller = caller
-        self._key = key
+        self._read_key = key
+        self._known_key = b""
         self._jobs: dict[str, Job] = {}
         self._running: set[asyncio.Task[None]] = set()
         self._polled: dict[tuple[str, str, int], tuple[float, frozenset[object]]] = {}
@@ -179,7 +181,7 @@ class Tasks(Extension):
             return await self._start_job(params.name, arguments, caller, ctx, grace_s)
         if params.name == "wait" and self._is_followed(caller.principal, arguments):
             return await call_next(ctx)  # its end is delivered anyway
-        receipt = PendingReceipt()
+        key, receipt = await self._key(), PendingReceipt()
         if grace_s is not None:
             arguments["wait"] = grace_s
         answer = await self._ask(params.name, arguments, caller, receipt, ctx)
@@ -190,11 +192,21 @@ class Tasks(Extension):
         receipt.lose()
         task = CellTask(str(outcome["session"]), lasting, int(outcome["cell"]), _now_ms())
         self._note_poll(caller.principal, task, arguments.get("session", ""))
-        key = await anyio.to_thread.run_sync(self._key)
         return {
             "resultType": "task",
             **_fields(task.id(key, caller.principal), "working", task.created, _doing(answer)),
         }
+
+    async def _key(self) -> bytes:
+        """Return the key of ids, which is read once.
+
+        If it cannot be read or made, as on a full disk, ids are valid until the server ends.
+        """
+        if not self._known_key:
+            with Barrier("reading the key of tasks"):
+                self._known_key = await anyio.to_thread.run_sync(self._read_key)
+            self._known_key = self._known_key or secrets.token_bytes(KEY_BYTES)
+        return self._known_key
 
     # Jobs.
 
@@ -206,7 +218,7 @@ class Tasks(Extension):
         ctx: ServerRequestContext[Any, Any],
         grace_s: float | None,
     ) -> HandlerResult:
-        key = await anyio.to_thread.run_sync(self._key)
+        key = await self._key()
         job = Job(tool, caller.principal, key)
         if tool == "run_cells" and grace_s is not None:
             arguments["wait"] = MAX_SECONDS
@@ -361,7 +373,7 @@ class Tasks(Extension):
 
         Raises MCPError for an id that was not made for this caller.
         """
-        key = await anyio.to_thread.run_sync(self._key)
+        key = await self._key()
         if (found := CellTask.of(name, key, caller.principal)) is not None:
             return found
         tool, _, rest = name.partition(":")

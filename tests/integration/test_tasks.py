@@ -299,3 +299,13 @@ async def test_fifty_tasks_at_once() -> None:
         assert len({each["taskId"] for each in tasks}) == len(tasks)
         found = [text_of((await one.ended(each))["result"]) for each in tasks]
         assert found == [str(number) for number in range(50)]
+
+
+async def test_a_key_that_cannot_be_kept_costs_no_task(tmp_path: Path) -> None:
+    (tmp_path / "kept").mkdir(mode=0o700)
+    (tmp_path / "kept" / "secret").mkdir()
+    async with life(tmp_path) as one:
+        task = await one.call("execute", code=UNTIL, wait=0)
+        assert task["resultType"] == "task", shown(task)
+        await go(one)
+        assert (await one.ended(task))["status"] == "completed"
