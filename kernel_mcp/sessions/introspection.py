@@ -31,11 +31,11 @@ async def variables_of(session: Session, match: str = "", offset: int = 0) -> di
     try:
         reply = await kernel.describe_variables(match, offset, VARIABLES_TIMEOUT_S)
     except LaunchError:
-        if kernel.exit is None:
+        if kernel.exit is None and session.kernel is kernel:
             raise
         async with session.turn:  # wait for the report of the running cell, if it died in one
             await session.recovery.note_death()
-        if session.kernel not in (None, kernel):
+        if session.kernel is not kernel:
             return await variables_of(session, match, offset)
         return {"variables": [], "omitted": 0, "offset": 0}
     return {

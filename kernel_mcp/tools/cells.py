@@ -274,8 +274,9 @@ async def _run_once(
 ) -> CallToolResult:
     """Run a script in its session, close that and return the answer; the record stays a while."""
     try:
-        await expect_script(opened, report)
-        cell = opened.submit(script, opened.timeout_s)
+        with opened.needed():  # else it makes room for another session before its cell
+            await expect_script(opened, report)
+            cell = opened.submit(script, opened.timeout_s)
         with opened.queue.attending(cell):
             await opened.scheduler.follow(cell, float("inf"), report)
         cell.state_as_of = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import anyio
 import pytest
 
 from tests.integration.ordinary_scripts import SCRIPTS
@@ -169,3 +170,19 @@ async def test_cells_see_no_command_line_of_the_server(servers: Servers) -> None
         assert (await notebook.run("import sys\nsys.argv")).text == "['']"
         await notebook.call("reset")
         assert (await notebook.run("import sys\nsys.argv")).text == "['']"
+
+
+async def test_a_script_that_starts_makes_no_room_for_another(servers: Servers) -> None:
+    async with servers.agent("--max-sessions", "2", "--warm", "0") as notebook:
+        told = dict[int, str]()
+
+        async def run(number: int) -> None:
+            code = f"import time\ntime.sleep(1)\nprint({number})"
+            told[number] = (await notebook.call("run_script", script=code)).text
+
+        async with anyio.create_task_group() as tasks:
+            for number in range(8):
+                tasks.start_soon(run, number)
+        others = [text for number, text in told.items() if text != str(number)]
+        assert len(others) < len(told)
+        assert all("--max-sessions" in text for text in others), others

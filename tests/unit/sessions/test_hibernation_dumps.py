@@ -105,6 +105,21 @@ async def test_the_variables_of_a_sleeping_session_can_be_listed(tmp_path: Path)
         assert nb.session.state == "hibernated"
 
 
+async def test_variables_that_are_listed_while_the_session_goes_to_sleep_are_those_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with notebook(tmp_path) as nb:
+        await nb.run("a = 1")
+
+        async def too_late(*_: object) -> dict[str, object]:
+            assert await nb.hibernate(MAKE_ROOM)
+            raise LaunchError("The kernel has ended.")
+
+        monkeypatch.setattr(nb.session.kernel, "describe_variables", too_late)
+        found = await variables_of(nb.session)
+        assert [item["name"] for item in found["variables"]] == ["a"]
+
+
 async def test_a_kernel_that_announces_too_much_is_not_believed(tmp_path: Path) -> None:
     async with notebook(tmp_path) as nb:
         await nb.run("a = 1")
