@@ -70,6 +70,8 @@ class StopReason(str, Enum):
     END = "end"
 
 
+FOLLOWED_S = 15.0
+"""Seconds after a poll in which a client counts as following a task: three of the slowest polls."""
 AT_ONCE = (StopReason.RESET, StopReason.CLOSE)
 """Reasons without a grace period. They replace any other reason."""
 
@@ -172,6 +174,8 @@ class Cell:
         self.listens = False
         self.lasting = False
         """True if a task follows it, which later servers answer: its end is saved at once."""
+        self.polled: float | None = None
+        """Time of the last call of a task about it while it ran; None once its end is a notice."""
         self.reported = Position()
         self.late_since: Position | None = None
         self.unreported_losses: list[Notice] = []
@@ -205,10 +209,10 @@ class Cell:
             return self.outcome.status
         return Status.QUEUED if self.started is None else Status.RUNNING
 
-    @property
-    def followed(self) -> bool:
-        """True if a task delivers its end, unless the client has cancelled that task."""
-        return self.lasting and self.stop_reason is not StopReason.INTERRUPT
+    def is_followed(self, now: float) -> bool:
+        """Return True if a task delivers its end: one that is polled and was not cancelled."""
+        polled = self.polled is not None and now - self.polled < FOLLOWED_S
+        return polled and self.stop_reason is not StopReason.INTERRUPT
 
     @property
     def execution_count(self) -> int | None:
@@ -371,16 +375,19 @@ SHOWN_CHARS = 80
 class News:
     """Reports cells that ended after their calls had returned, all in a single notice."""
 
-    def __init__(self, notifications: NotificationQueue) -> None:
+    def __init__(self, notifications: NotificationQueue, clock: Callable[[], float]) -> None:
+        """`clock` is the session's."""
         self._notifications = notifications
+        self._clock = clock
         self._ends: dict[int, str] = {}
         self._notice: Notice | None = None
 
     def ended(self, cell: Cell) -> None:
         """Report the end of `cell`, unless a call or the notice of its own loss reports it."""
         elsewhere = cell.calls or cell.telling or not cell.called or cell.caused_loss is not None
-        known = (cell.end_reported and not cell.abandoned) or cell.followed
+        known = (cell.end_reported and not cell.abandoned) or cell.is_followed(self._clock())
         if cell.finished.is_set() and not (elsewhere or known):
+            cell.polled = None
             which = "whose call was cancelled" if cell.abandoned else "which was running"
             end = f"cell {cell.number}, {which}, has ended: {cell.status.value}"
             self._tell({**self._unreported(), cell.number: end})

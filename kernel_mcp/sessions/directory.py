@@ -87,6 +87,8 @@ class SessionDirectory:
         self._ended_ran = -math.inf
         """Time at which code last ran in a session that has been closed since."""
         self._defaults: dict[tuple[str, str], str] = {}
+        self._undelivered: dict[tuple[str, str], str] = {}
+        """The last text for a default session that is not open, by its key."""
         self._clients: dict[str, OrderedDict[str, float]] = {}
         """Time of the last use of a default session, by handle and client."""
 
@@ -137,6 +139,13 @@ class SessionDirectory:
         """Add a text to the next answer of every session."""
         for session in self.sessions:
             session.remark(text)
+
+    def tell(self, caller: Caller, text: str) -> None:
+        """Add a text to the next answer of the caller's default session, also one opened later."""
+        if (session := self.default(caller)) is not None:
+            session.remark(text)
+        elif caller.default:
+            self._undelivered[caller.principal, caller.default] = text
 
     def named(self, caller: Caller, name: str) -> Session | None:
         """Return the caller's session of this name, unless it is being closed; None without one."""
@@ -215,6 +224,8 @@ class SessionDirectory:
             ended = self._tombstones.pop(owner, self._defaults.get((owner, caller.default), ""))
             if caller.default:
                 self._defaults[owner, caller.default] = session.handle
+            if text := self._undelivered.pop((owner, caller.default), ""):
+                session.remark(text)
         elif name:
             which, new = f"session {name!r}", "one"
             ended = self._tombstones.find(owner, name) if name != SCRIPT else None

@@ -58,7 +58,7 @@ class CellQueue:
     ) -> None:
         """`masks` hide values in code that is written to disk."""
         self._masks = masks or Masks()
-        self.news = News(notifications)
+        self.news = News(notifications, clock)
         self._displays: DisplayIndex[OutputLog] = DisplayIndex()
         self.cells = History(folder, self._displays)
         self.current: Cell | None = None
@@ -157,6 +157,16 @@ class CellQueue:
         finally:
             cell.calls -= 1
             self.news.ended(cell)
+
+    def poll(self, cell: Cell) -> None:
+        """Note that the client of a task has asked for a cell, which has not ended."""
+        cell.polled = self._clock()
+
+    def tell_unfollowed(self) -> None:
+        """Report the ends of cells whose tasks were not polled for `FOLLOWED_S`."""
+        for cell in self.cells.unreported:
+            if cell.polled is not None:
+                self.news.ended(cell)
 
     def abandon(self, cell: Cell) -> None:
         """Stop a cell whose call was cancelled: at once when waiting, by interrupt when running."""

@@ -259,6 +259,8 @@ class Toolbox:
             finally:
                 self._meters.call(tool.__name__, time.perf_counter() - began)
             session = self._manager.directory.find(caller, handle)
+            if session is not None:
+                session.queue.tell_unfollowed()
             done = finished(result, session, caller.response, about=about)
             done = bounded(done, most) if most else done
             if self._links is not None and session is not None:

@@ -12,27 +12,20 @@ from mcp_types import CallToolResult, ResourceLink
 from pydantic import Field
 
 from kernel_mcp.config.settings import Settings
-from kernel_mcp.environments.metadata import modules_of
 from kernel_mcp.environments.uv import ProgressCallback, silence
 from kernel_mcp.errors import (
     EnvironmentBuildError,
     InputError,
     KernelMcpError,
-    LaunchError,
     WorkspaceError,
 )
-from kernel_mcp.kernels.factory import KernelRequest
 from kernel_mcp.kernels.interpreter import PYTHON
 from kernel_mcp.output.outputs import Position
 from kernel_mcp.output.render import text_by_stream
-from kernel_mcp.packages.lines import plan
-from kernel_mcp.packages.requirements import SCRIPT_FILE, Problem, expect_script, plain
-from kernel_mcp.policy import Kind, Report
-from kernel_mcp.policy.check import own_modules
-from kernel_mcp.policy.source import line_of_key
+from kernel_mcp.packages.requirements import SCRIPT_FILE, expect_script, plain
 from kernel_mcp.sessions.cell import Cell, Phase, Status
+from kernel_mcp.sessions.directory import Caller
 from kernel_mcp.sessions.history import KEPT_S
-from kernel_mcp.sessions.introspection import variables_of
 from kernel_mcp.sessions.losses import lost_names
 from kernel_mcp.sessions.notifications import ResponseContext
 from kernel_mcp.sessions.session import Session
@@ -57,7 +50,7 @@ from kernel_mcp.tools.arguments import unfenced
 from kernel_mcp.tools.calls import LASTING_KEY
 from kernel_mcp.tools.closing import next_step
 from kernel_mcp.tools.hints import ENDS, READS, REPEATS, RUNS, RUNS_SCRIPTS
-from kernel_mcp.tools.models import DiagnosticModel, ImportModel, SyntaxReport
+from kernel_mcp.tools.models import SyntaxReport
 from kernel_mcp.tools.own_limits import own_limits, own_timeout
 from kernel_mcp.tools.resources import cell_of
 from kernel_mcp.tools.results import (
@@ -71,13 +64,12 @@ from kernel_mcp.tools.results import (
     with_notices,
 )
 from kernel_mcp.tools.sessions import interpreter_named, open_session, open_with_kernel
+from kernel_mcp.tools.syntax import checked_by_kernel, judged, syntax_report
 
 NumberArg: TypeAlias = Whole
 """Number of a cell; 0 for the running one, or the last."""
 MAX_CODE_CHARS = 1_000_000
 MAX_SECONDS = 7 * 24 * 3600.0
-CHECK_S = 5.0
-"""Seconds that a kernel has to parse code."""
 ONLY_PYTHON = (
     "dependencies and python are for Python alone: leave them out. Code of other languages has "
     "what the operator has installed."
@@ -195,10 +187,10 @@ def register(box: Toolbox, services: ToolContext) -> None:
         interpreter.require("check_syntax")
         code = unfenced("code", code, interpreter, caller.response)
         if not interpreter.checks:
-            return _syntax(found, await _judged(services, found, code, dependencies, python))
+            return syntax_report(found, await judged(services, found, code, dependencies, python))
         if dependencies or python:
             raise InputError(ONLY_PYTHON)
-        return _syntax(found, await _checked(found, code))
+        return syntax_report(found, await checked_by_kernel(found, code))
 
     @tool(ENDS, "Reset a session")
     async def reset(
@@ -258,7 +250,7 @@ def register(box: Toolbox, services: ToolContext) -> None:
             return not_begun(error, Phase.CHECK)
         try:
             opened = await opening
-            return await _run_once(services, opened, script, caller.response, report)
+            return await _run_once(services, opened, script, caller, report)
         except EnvironmentBuildError as error:
             return not_begun(error, Phase.INSTALL)
         except KernelMcpError as error:
@@ -269,21 +261,29 @@ async def _run_once(
     services: ToolContext,
     opened: Session,
     script: str,
-    response: ResponseContext,
+    caller: Caller,
     report: ProgressCallback,
 ) -> CallToolResult:
-    """Run a script in its session, close that and return the answer; the record stays a while."""
+    """Run a script in its session, close that and return the answer; the record stays a while.
+
+    If the call is cancelled, the next answer of the caller's default session names the record.
+    """
     try:
         with opened.needed():  # else it makes room for another session before its cell
             await expect_script(opened, report)
             cell = opened.submit(script, opened.timeout_s)
         with opened.queue.attending(cell):
-            await opened.scheduler.follow(cell, float("inf"), report)
+            try:
+                await opened.scheduler.follow(cell, float("inf"), report)
+            except anyio.get_cancelled_exc_class():
+                if text := _given_up(opened, cell):
+                    services.manager.directory.tell(caller, text)
+                raise
         cell.state_as_of = None
         result = await answer(
             opened,
             cell,
-            response,
+            caller.response,
             since=Position(),
             settings=services.settings,
             closing=_script_end(opened, cell),
@@ -301,9 +301,11 @@ async def _run_once(
 
 def _followed(session: Session, cell: Cell, result: CallToolResult) -> CallToolResult:
     """Note that a task follows `cell`; return its answer with the name for later servers."""
-    if not cell.finished.is_set() and not cell.lasting:
-        cell.lasting = True
-        session.persistence.log_cell(cell)  # else a later server could give its number away
+    if not cell.finished.is_set():
+        session.queue.poll(cell)
+        if not cell.lasting:
+            cell.lasting = True
+            session.persistence.log_cell(cell)  # else a later server could give its number away
     entry = session.persistence.entry
     lasting = "" if entry is None else entry.key.name
     return result.model_copy(update={"meta": {**(result.meta or {}), LASTING_KEY: lasting}})
@@ -380,87 +382,6 @@ def _nothing_runs(session: Session) -> str:
     )
 
 
-async def _judged(
-    services: ToolContext, session: Session, code: str, dependencies: list[str], python: str
-) -> Report:
-    """Check code as `execute` would, and return the report; nothing is run.
-
-    With `dependencies`, `python` or metadata in the code it is checked as a script of `run_script`.
-    """
-    planned = await anyio.to_thread.run_sync(plan, code, services.installer.rules)
-    problems = [Problem(planned.line, planned.problem)] if planned.problem else []
-    request, modules = session.request, planned.modules
-    kind: Kind = "install"
-    names: frozenset[str] | None = frozenset()
-    own: frozenset[str] = frozenset()
-    if dependencies or python or line_of_key(code, "dependencies"):
-        needs, unfit = await services.scripts.judge(code, dependencies, python)
-        request = KernelRequest("", request.workspace, needs.python, needs.packages)
-        modules += modules_of(each.name for each in needs.packages)
-        problems += unfit
-        kind = "pep723"
-        version = needs.python
-    else:
-        names = await _known_names(session)
-        own = own_modules(session.workspace.module_folders)
-        version = services.factory.version(session.request)
-    report = await services.manager.checks.check(
-        planned.code,
-        services.factory.policy(request).with_modules(modules),
-        known_names=names,
-        own_modules=own,
-        python=version,
-    )
-    for each in problems:
-        report = report.with_error(kind, each.reason, each.line, code)
-    return report
-
-
-async def _checked(session: Session, code: str) -> Report:
-    """Return what the session's kernel finds in code that it does not run."""
-    kernel = await session.ensure_kernel()
-    found = await kernel.check_syntax(code, CHECK_S)
-    if found is None:
-        return Report(valid=True)
-    line, column, message = found
-    line = min(line, len(code.splitlines()) or 1)
-    return Report(valid=False).with_error("syntax", message, line, code, max(1, column))
-
-
-async def _known_names(session: Session) -> frozenset[str] | None:
-    """Return the names of the session's variables; None if they cannot all be listed."""
-    try:
-        found = await variables_of(session)
-    except LaunchError:
-        return None
-    if found["omitted"]:
-        return None
-    return frozenset(item["name"] for item in found["variables"])
-
-
-def _syntax(session: Session, report: Report) -> SyntaxReport:
-    return SyntaxReport(
-        session=session.handle,
-        valid=report.valid,
-        diagnostics=[
-            DiagnosticModel(
-                severity=item.severity,
-                kind=item.kind,
-                message=item.message,
-                line=item.line,
-                column=item.column,
-                source_line=item.source_line,
-            )
-            for item in report.diagnostics
-        ],
-        imports=[
-            ImportModel(name=item.name, line=item.line, allowed=item.allowed)
-            for item in report.imports
-        ],
-        summary=report.render(),
-    )
-
-
 def _files(session: Session) -> list[str]:
     try:
         listing = session.workspace.list_files(session.workspace.path)
@@ -474,6 +395,16 @@ def _files(session: Session) -> list[str]:
     ]
     more = len(names) - MOST_FILES
     return [*names[:MOST_FILES], *([f"{more} more"] if more > 0 else [])]
+
+
+def _given_up(session: Session, cell: Cell) -> str:
+    """Return a notice of what a script has put out whose call was cancelled; empty for nothing."""
+    if not cell.log.characters:
+        return ""
+    return (
+        f"kernel://{session.handle}/cells/{cell.number} has what the script put out whose call was "
+        f"cancelled, for {KEPT_S / 60:.0f} minutes: pass it to read_file as `path`"
+    )
 
 
 def _script_end(session: Session, cell: Cell) -> str:

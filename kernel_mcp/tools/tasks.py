@@ -36,7 +36,7 @@ from mcp_types import (
 from kernel_mcp.barriers import Barrier, explained, log_failure
 from kernel_mcp.errors import KernelMcpError
 from kernel_mcp.output.text import PREFIX, one_line
-from kernel_mcp.sessions.cell import Phase, Status
+from kernel_mcp.sessions.cell import FOLLOWED_S, Phase, Status
 from kernel_mcp.sessions.directory import Caller
 from kernel_mcp.sessions.notifications import PendingReceipt, ResponseContext
 from kernel_mcp.tools.calls import LASTING_KEY, OF_VIEW, Call, SessionCalls
@@ -59,8 +59,6 @@ STATUS_CHARS = 200
 POLLS = ((15.0, 1000), (60.0, 2000))
 """Ages in seconds, and milliseconds between two polls up to them."""
 SLOWEST_POLL_MS = 5000
-FOLLOWED_S = 3 * SLOWEST_POLL_MS / 1000
-"""Seconds after a poll in which its client counts as following the task."""
 MOST_FOLLOWED = 1000
 KEY_BYTES = 32
 UNKNOWN = "Task not found: it is unknown, or of another principal or server."
@@ -72,6 +70,12 @@ JOB_GONE = (
     "{} has no result: the server was started again before its end, or the result was kept for an "
     "hour and is gone. What it does may have been done in part. Call it again if it is needed."
 )
+CANCELLED = {
+    "run_cells": "cancelled: the next answer of the session names the cells that have ended",
+    "run_script": "cancelled: the next answer of the default session names what it has put out",
+    "install": "cancelled: list_packages shows what is installed",
+}
+"""Where to find what a cancelled call has done, by tool; a task without a result says this."""
 _DOING = {
     Phase.QUEUE: "waiting for other cells",
     Phase.START: "the kernel is starting",
@@ -120,6 +124,8 @@ class Job:
             log_failure(error, f"answering {self.tool}")
             self.answer = refusal(explained(error, f"answering {self.tool}"))
         finally:
+            if self.answer is None:
+                self.receipt.lose()
             self.ended_at = time.monotonic()
             self.done.set()
 
@@ -128,8 +134,9 @@ class Job:
         """Its state, as the fields of a task."""
         if not self.done.is_set():
             return _fields(self.id, "working", self.created, self.message)
-        status = "cancelled" if self.answer is None else "completed"
-        return _fields(self.id, status, self.created, "", self.answer)
+        if self.answer is None:
+            return _fields(self.id, "cancelled", self.created, CANCELLED[self.tool])
+        return _fields(self.id, "completed", self.created, "", self.answer)
 
 
 class Tasks(Extension):
@@ -286,6 +293,7 @@ class Tasks(Extension):
             if _is_running(outcome):
                 receipt.lose()
                 return _fields(name, "working", task.created, _doing(answer))
+            self._polled.pop((caller.principal, task.session, task.cell), None)
             _deliver(receipt, caller)
             return _fields(name, "completed", task.created, "", answer)
         gone = refusal(KernelMcpError(SESSION_GONE))

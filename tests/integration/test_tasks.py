@@ -13,6 +13,7 @@ from typing import Any
 import anyio
 import pytest
 
+from kernel_mcp.sessions.cell import FOLLOWED_S
 from tests.integration.task_client import (
     TASKS,
     RefusedError,
@@ -198,6 +199,21 @@ async def test_scripts_and_notebooks_are_tasks_in_memory(tmp_path: Path) -> None
         assert "two" in text
 
 
+async def test_what_a_cancelled_script_has_put_out_can_be_read() -> None:
+    async with task_client() as one:
+        task = await one.call("run_script", script=f"print('so far', flush=True)\n{UNTIL}")
+        await one.shows(task, "so far")
+        await one.ask("tasks/cancel", taskId=task["taskId"])
+        state = await one.ended(task)
+        assert state["status"] == "cancelled"
+        assert "default session" in state["statusMessage"]
+        told = await one.run("execute", code="1")
+        assert told.count("put out whose call was cancelled") == 1
+        (address,) = [word for word in told.split() if word.startswith("kernel://")]
+        assert "so far" in await one.run("read_file", path=address)
+        assert await one.run("execute", code="2") == "2"
+
+
 async def test_a_cancelled_notebook_stops_and_no_other_cell_does(tmp_path: Path) -> None:
     async with life(tmp_path) as one:
         await notebook(one, "print('one')", f"print('two', flush=True)\n{UNTIL}")
@@ -206,7 +222,9 @@ async def test_a_cancelled_notebook_stops_and_no_other_cell_does(tmp_path: Path)
         await one.ask("tasks/cancel", taskId=task["taskId"])
         assert (await one.ended(task))["status"] == "cancelled"
         told = await one.run("execute", code="'after'")
+        assert "cell 1, which was running, has ended: ok" in told
         assert "cell 2, whose call was cancelled, has ended: interrupted" in told
+        assert await one.run("execute", code="'later'") == "'later'", "it is told once"
         assert "two" in await one.run("wait", cell=2)
         other = await one.call("execute", code=UNTIL, wait=0)
         queued = await one.call("run_cells", path="a.ipynb", cells="all", wait=0)
@@ -288,6 +306,34 @@ async def test_wait_is_no_second_task_of_a_cell_that_is_followed() -> None:
         assert waited["resultType"] == "complete", shown(waited)
         await go(one)
         await one.ended(task)
+
+
+async def test_a_cell_that_nobody_polls_any_more_is_told_once() -> None:
+    async with task_client() as one:
+        await one.run("execute", code="import time")
+        await one.call("execute", code="time.sleep(1); print('the end')", wait=0)
+        await one.call("execute", code=f"print('on', flush=True)\n{UNTIL}", wait=0)
+        await anyio.sleep(FOLLOWED_S)
+        told = await one.run("list_files")
+        assert "cell 2, which was running, has ended: ok" in told
+        await go(one)
+        told = await one.run("execute", code="3", wait=60)
+        assert "cell 2" not in told
+        assert "cell 3, which was running, has ended: ok" in told
+        assert await one.run("execute", code="4") == "4"
+        assert "the end" in await one.run("wait", cell=2)
+
+
+async def test_wait_is_a_task_once_no_cell_is_followed() -> None:
+    async with task_client() as one:
+        await one.run("execute", code="import time")
+        await one.ended(await one.call("execute", code="time.sleep(.1)", wait=0))
+        plain = TaskClient(one.raw, {})
+        await plain.call("execute", code=UNTIL, wait=0)
+        task = await one.call("wait", wait=0)
+        assert task["resultType"] == "task", shown(task)
+        await go(one)
+        assert (await one.ended(task))["status"] == "completed"
 
 
 async def test_fifty_tasks_at_once() -> None:
