@@ -74,21 +74,23 @@ async def test_hibernation_brings_each_kind_back(tmp_path: Path) -> None:
 
 
 LIBRARIES = """
-import numpy as np, polars as pl
+import numpy as np, polars as pl, pyarrow as pa
 from scipy.spatial import KDTree
 points = np.arange(6.0).reshape(3, 2); tree = KDTree(points)
 numbers = np.arange(4.0); column = pl.Series("x", numbers); frame = pl.DataFrame({"x": numbers})
 own = pl.DataFrame({"y": [1.0, 2.0], "z": ["a", "b"]})
+raw = bytearray(8); buffer = pa.py_buffer(raw)
+table = pa.table({"y": [1, 2]}); part = table.slice(1)
 """
 
 
 @pytest.mark.full
 async def test_memory_that_libraries_share_with_arrays_is_shared_or_told() -> None:
-    async with agent("--allow", "numpy,polars,scipy", *ONE) as notebook:
+    async with agent("--allow", "numpy,polars,pyarrow,scipy", *ONE) as notebook:
         await notebook.run(LIBRARIES)
         answer = await forced(notebook, "tree.data is points, column.to_list(), own.shape")
         assert answer.text.startswith("(True, [0.0, 1.0, 2.0, 3.0], (2, 2))")
-        assert named(answer) == {"column", "frame"}
+        assert named(answer) == {"column", "frame", "buffer"}
 
 
 ODD = """

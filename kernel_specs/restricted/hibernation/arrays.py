@@ -5,14 +5,15 @@
 
 from __future__ import annotations
 
+import pickle
 import sys
 import types
 from collections.abc import Callable
 from typing import Any
 
 from kernel_specs.restricted.hibernation.attempt_limits import module_of
+from kernel_specs.restricted.hibernation.memory_ranges import COPIED, MemoryRanges
 
-COPIED = "a copy now: it shared memory with another object"
 UNMAPPED = "in memory now: changes no longer reach its file"
 
 
@@ -53,7 +54,7 @@ class ArrayReducer:
             if array.base is not None and not self._alone(array):
                 self._copied(array)
             return NotImplemented
-        function, arguments = self._view(array) or (_itself, (_Plain(array),))
+        function, arguments = self._view(array) or (_itself, (_Plain(self._whole(array)),))
         attributes = attributes_of(array)
         if attributes.pop("_mmap", None) is not None and isinstance(array, np.memmap):
             self._changed(UNMAPPED)
@@ -86,10 +87,10 @@ class ArrayReducer:
         return make_view, (base, offset, array.shape, array.strides, array.dtype, writeable)
 
     def _whole(self, array: Any) -> Any:
-        """Leave an array to numpy; report a copy if other libraries' objects share its memory."""
-        if self._memory.is_asked and array.flags.writeable and self._memory.add_array(array):
-            self._changed(COPIED)
-        return NotImplemented
+        """Return numpy's reduction of an array with memory of its own, which is noted."""
+        if array.size:
+            self._memory.add(array, *_bounds(array), writable=array.flags.writeable)
+        return _plain(array, self._memory)
 
     def _alone(self, array: Any) -> bool:
         """Return True if only `array` references its memory.
@@ -127,63 +128,27 @@ class ArrayReducer:
             self._changed(COPIED)
 
 
-class MemoryRanges:
-    """Memory ranges that were seen in one dump, of arrays and of other libraries' objects."""
-
-    def __init__(self) -> None:
-        self.is_asked = any(name in sys.modules for name in ("polars", "pyarrow", "torch"))
-        self._arrays: dict[int, int] = {}
-        self._others: dict[int, int] = {}
-        self._owners: set[int] = set()
-        self._alone: set[int] = set()
-
-    def add_array(self, array: Any) -> bool:
-        """Return True if another library's object has been seen that shares its memory."""
-        begin = _address(array)
-        self._arrays[begin] = end = begin + array.nbytes
-        return _overlaps(self._others, begin, end)
-
-    def add_other(self, begin: int, size: int) -> bool:
-        """Return True if an array has been seen that shares this memory."""
-        self._others[begin] = begin + size
-        return _overlaps(self._arrays, begin, begin + size)
-
-    def add_owner(self, obj: Any) -> None:
-        """Note an object of a value that restores its memory itself."""
-        self._owners.add(id(obj))
-
-    def is_restored(self, array: Any) -> bool:
-        """Return True if the memory is of an object that was noted since `forget_owners`."""
-        base = array.base
-        while base is not None:
-            if id(base) in self._owners:
-                return True
-            base = base.obj if type(base) is memoryview else getattr(base, "base", None)
-        return False
-
-    def add_alone(self, obj: Any) -> None:
-        """Note an instance whose `__dict__`, or an array whose base, nothing else references."""
-        self._alone.add(id(obj))
-
-    def is_alone(self, obj: Any) -> bool:
-        """Return True if it was noted, before pickling referenced its `__dict__` or base too."""
-        return id(obj) in self._alone
-
-    def forget_owners(self) -> None:
-        """Forget the noted objects, before the next value."""
-        self._owners.clear()
-
-
 class _Plain:
     """Pickles the memory of an instance of a subclass as an exact `numpy.ndarray`."""
 
-    def __init__(self, array: Any) -> None:
-        self._array = array
+    def __init__(self, reduced: Any) -> None:
+        self._reduced = reduced
 
     def __reduce__(self) -> Any:
-        import numpy as np
+        return self._reduced
 
-        return np.ndarray.__reduce_ex__(np.ndarray.view(self._array, np.ndarray), 5)
+
+def _plain(array: Any, memory: MemoryRanges) -> Any:
+    """Return the reduction of an array as an exact `numpy.ndarray`."""
+    import numpy as np
+
+    # A view would be another reference to the base of an exact array.
+    plain = array if type(array) is np.ndarray else np.ndarray.view(array, np.ndarray)
+    made = np.ndarray.__reduce_ex__(plain, 5)
+    for each in made[1]:
+        if type(each) is pickle.PickleBuffer:
+            memory.lend(each)
+    return made
 
 
 def make_view(
@@ -263,14 +228,17 @@ def _has_own_reduction(kind: type) -> bool:
     return False
 
 
+def _bounds(array: Any) -> tuple[int, int]:
+    """Return the address of the first byte, and the number of bytes to the last."""
+    steps = zip(array.shape, array.strides, strict=True)
+    before = sum((count - 1) * stride for count, stride in steps if stride < 0)
+    return _address(array) + before, _span(array)
+
+
 def _span(array: Any) -> int:
     """Return the bytes from the first to the last element."""
     steps = zip(array.shape, array.strides, strict=True)
     return int(array.itemsize + sum((count - 1) * abs(stride) for count, stride in steps))
-
-
-def _overlaps(ranges: dict[int, int], begin: int, end: int) -> bool:
-    return any(first < end and begin < last for first, last in ranges.items())
 
 
 def _is_view(base: Any) -> bool:

@@ -18,6 +18,12 @@ from typing import IO, TYPE_CHECKING, Any
 
 from kernel_specs.restricted.hibernation.attempt_limits import TooLargeError
 from kernel_specs.restricted.hibernation.homes import Foreign, registered
+from kernel_specs.restricted.hibernation.memory_ranges import (
+    COPIED,
+    MemoryRange,
+    copies,
+    of_bytearrays,
+)
 from kernel_specs.restricted.hibernation.object_reducer import BY_IDENTITY
 from kernel_specs.restricted.originals import io, json, os
 
@@ -99,6 +105,8 @@ class Segment:
         """Ids of the globals of its functions that are `Foreign`; set by `look`."""
         self.inner: set[int] = set()
         """Ids of the dicts of modules in it that code has made; set by `look`."""
+        self.ranges: list[MemoryRange] = []
+        """The memory of its objects; that of bytearrays is added by `look`."""
         self._mark: tuple[int, int, int] | None = None
         self._seen = 0
 
@@ -126,6 +134,7 @@ class Segment:
         if again is not None:
             self._restore(self._mark)
             again.memo = self._before()
+            again.begin()
             self._pickler = again
             self._pickler.dump(self._record)
 
@@ -136,6 +145,7 @@ class Segment:
             self._modules[name] = fresh
         if self._pickler.changes:
             self.changed[name] = ", ".join(self._pickler.changes)
+        self.ranges += self._pickler.ranges
         self._mark = None
 
     def undo(self) -> None:
@@ -178,10 +188,10 @@ class Segment:
         return False
 
     def look(self) -> None:
-        """Set `objects`, `homes`, `inner`; may run code of values, and takes longer than pickling.
+        """Set `objects`, `homes`, `inner`, `ranges`. It takes longer than pickling.
 
-        Left out are objects that an equal copy can replace, and those pickled by name. Temporary
-        objects stay in the memo, so that no two have the same id.
+        It may run code of values. Left out are objects that an equal copy can replace, and those
+        pickled by name. Temporary objects stay in the memo, so that no two have the same id.
         """
         memo = self._pickler.memo.copy()
         kinds = {type(each) for _, each in memo.values()}
@@ -191,7 +201,9 @@ class Segment:
             for key, (_, each) in memo.items()
             if not (alike[type(each)] and each is not self._own and _equals_itself(each))
             and (not isinstance(each, _BY_NAME) or _of_a_cell(each))
-        }
+        } - self._pickler.named
+        if any(issubclass(kind, bytearray) for kind in kinds):
+            self.ranges += of_bytearrays(each for _, each in memo.values())
         if kinds & {Foreign, types.ModuleType}:
             every = [each for _, each in memo.values()]
             self.homes = {id(each.owner) for each in every if type(each) is Foreign}
@@ -262,13 +274,14 @@ def homes_in_values(segments: Sequence[Segment]) -> set[int]:
 
 
 def copying(segments: Sequence[Segment], live: Mapping[int, str]) -> dict[str, str]:
-    """Return reasons by name for values that will hold a copy of an object of the process.
+    """Return reasons by name for values that will hold a copy of memory or of a live object.
 
     Such objects are `live`, names by id, and the dicts of modules that code has made.
     """
     inner = {key: "the __dict__ of a module" for segment in segments for key in segment.inner}
     known = {**live, **inner}
-    return {
+    ranges = [(each, name) for part in segments for name in part.names for each in part.ranges]
+    return dict.fromkeys(copies(ranges), COPIED) | {
         name: f"has a copy of {known[key]} now"
         for segment in segments
         for key in segment.objects & known.keys()

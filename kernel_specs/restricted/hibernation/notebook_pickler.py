@@ -37,12 +37,15 @@ from kernel_specs.restricted.hibernation.attempt_limits import (
     on_gpu,
 )
 from kernel_specs.restricted.hibernation.homes import Foreign, Homes
+from kernel_specs.restricted.hibernation.memory_ranges import BYTES, MemoryRange, MemoryRanges
 
 _LRU_CACHE = type(functools.lru_cache(maxsize=1)(len))
 _NAMED = (type, types.FunctionType, types.BuiltinFunctionType)
 """Types of objects that are pickled by module and name."""
 _BY_IDENTITY = re.compile(rb"G[\x7f\xff][\xf0-\xff]|\x8c\x03_oh")
 """Bytes in a pickle of a NaN, or of the user namespace, in which IPython always has `_oh`."""
+_NO_METADATA = vars(dataclasses)["_EMPTY_METADATA"]
+"""The metadata of fields that have none, which all dataclasses share."""
 _NANS = ("numpy", "math", "cmath")
 """Modules with a `nan` of their own, which code compares with by identity."""
 _SYSTEM = [name for name, value in vars(sys).items() if type(value) in (list, dict)]
@@ -137,7 +140,7 @@ class Identities:
 
     def __init__(self) -> None:
         self.homes = Homes()
-        self.memory = arrays.MemoryRanges()
+        self.memory = MemoryRanges()
         self.ways: object_reducer.Ways = {}
         self.refused: dict[type, str] = {}
         self._numbers: dict[int, tuple[int, float]] = {}
@@ -169,9 +172,11 @@ class NotebookPickler(cloudpickle.Pickler):  # type: ignore[misc]
         ask: Ask,
     ) -> None:
         """`buffer_callback` is that of protocol 5; `ask` is called for each object."""
-        super().__init__(file, protocol=5, buffer_callback=buffer_callback)
+        super().__init__(file, protocol=5, buffer_callback=self._put_aside)
         self.modules: dict[str, None] = {}
         self.changes: dict[str, None] = {}
+        self.named: set[int] = set()
+        """Ids of objects that are pickled as an attribute of their module."""
         self._namespace = namespace
         self._identities = identities
         self._ask = ask
@@ -230,6 +235,9 @@ class NotebookPickler(cloudpickle.Pickler):  # type: ignore[misc]
         elif kind is types.ModuleType:
             return self._identities.homes.reduce_module(obj)
         elif (special := self._special.get(kind)) is not None:
+            if obj is _NO_METADATA:
+                self.named.add(id(obj))
+                return objects.the_attribute, ("dataclasses", "_EMPTY_METADATA")
             return special(obj)
         elif self._numpy is not None and issubclass(kind, self._numpy.ndarray):
             return self._arrays.reduce(obj)
@@ -249,14 +257,25 @@ class NotebookPickler(cloudpickle.Pickler):  # type: ignore[misc]
             made = self._objects.reduce(obj)
             if made is not NotImplemented:
                 if made[0] is objects.the_attribute:
+                    self.named.add(id(obj))
                     self._note(kind.__module__)
                 return made
         return super().reducer_override(obj)
 
     def begin(self) -> None:
-        """Prepare for another value: forget changes and owners of the last one."""
+        """Prepare for another value: forget changes and memory of the last one."""
         self.changes.clear()
-        self._identities.memory.forget_owners()
+        self._identities.memory.begin()
+
+    @property
+    def ranges(self) -> list[MemoryRange]:
+        """The memory of the last value."""
+        return self._identities.memory.found
+
+    def _put_aside(self, buffer: pickle.PickleBuffer) -> Any:
+        if self._identities.memory.is_of_code(buffer):
+            self._change(BYTES)
+        return self._made[1](buffer)
 
     def _change(self, reason: str) -> None:
         """Record that a value will not be equal."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import array
 import contextlib
 import copyreg
+import ctypes
 import logging
 import pickle
 import sys
@@ -20,13 +21,9 @@ from typing import Any
 
 from kernel_specs.restricted.console.streams import standard_name
 from kernel_specs.restricted.hibernation import classes, objects
-from kernel_specs.restricted.hibernation.arrays import (
-    COPIED,
-    MemoryRanges,
-    attributes_of,
-    set_attributes,
-)
+from kernel_specs.restricted.hibernation.arrays import attributes_of, set_attributes
 from kernel_specs.restricted.hibernation.attempt_limits import CannotKeepError, module_of
+from kernel_specs.restricted.hibernation.memory_ranges import COPIED, MemoryRanges, of_picture
 
 NO_TRACEBACK = "an exception without its traceback"
 NO_OBJECT = "an exception without its `obj`"
@@ -161,20 +158,34 @@ class ObjectReducer:
         lent = kept.values() if isinstance(kept, dict) else (kept,)
         if obj._b_base_ is not None or any(type(each) is memoryview for each in lent):
             self._changed(COPIED)
+        self._memory.add(obj, ctypes.addressof(obj), ctypes.sizeof(obj))
         return NotImplemented
 
+    def _array(self, numbers: array.array[Any]) -> Any:
+        begin, count = numbers.buffer_info()
+        self._memory.add(numbers, begin, count * numbers.itemsize)
+        return self._with_attributes(numbers, array.array)
+
     def _arrow_buffer(self, buffer: Any) -> Any:
-        if self._memory.add_other(buffer.address, buffer.size):
-            self._changed(COPIED)
+        self._memory.add(buffer, buffer.address, buffer.size, writable=False)
         return NotImplemented
+
+    def _picture(self, picture: Any) -> Any:
+        """Note the pixels of a picture of PIL; it cannot write to those of another object."""
+        if picture.readonly:
+            if (pixels := of_picture(picture)) is None:
+                self._changed(COPIED)
+            else:
+                self._memory.add(picture, *pixels, writable=False)
+        return self._with_attributes(picture, type(picture))
 
     def _polars(self, obj: Any) -> Any:
         """Report columns of polars, which lie in the memory of an array, as copies."""
         for column in obj.iter_columns() if hasattr(obj, "iter_columns") else (obj,):
             with contextlib.suppress(RuntimeError):  # it cannot be an array without a copy
-                array = column.to_numpy(allow_copy=False)
-                if self._memory.add_other(array.__array_interface__["data"][0], array.nbytes):
-                    self._changed(COPIED)
+                numbers = column.to_numpy(allow_copy=False)
+                begin = numbers.__array_interface__["data"][0]
+                self._memory.add(column, begin, numbers.nbytes, writable=False)
         return self._with_attributes(obj, type(obj))
 
     def _kd_tree(self, tree: Any) -> Any:
@@ -216,10 +227,9 @@ class ObjectReducer:
 
         if storage.device.type != "cpu" or not storage.nbytes():
             return NotImplemented
-        if self._memory.add_other(storage.data_ptr(), storage.nbytes()):
-            self._changed(COPIED)
+        self._memory.add(storage, storage.data_ptr(), storage.nbytes())
         flat = torch.empty(0, dtype=torch.uint8).set_(storage)
-        return objects.make_storage, (pickle.PickleBuffer(flat.numpy()),)
+        return objects.make_storage, (self._memory.lend(pickle.PickleBuffer(flat.numpy())),)
 
     def _typed_storage(self, storage: Any) -> Any:
         if storage.device.type != "cpu" or not storage.nbytes():
@@ -345,6 +355,8 @@ def _way(kind: type) -> Way | None:
         return ObjectReducer._handler
     if "_ctypes._CData" in names:
         return ObjectReducer._ctypes
+    if "array.array" in names and classes.reducing_base(kind) is array.array:
+        return ObjectReducer._array
     if "torch.Tensor" in names:
         return ObjectReducer._tensor
     if "pandas._libs.internals.Block" in names:
@@ -440,6 +452,7 @@ _FOREIGN: dict[tuple[str, str], Way] = {
     ("polars.series.series", "Series"): ObjectReducer._polars,
     ("scipy.spatial._ckdtree", "cKDTree"): ObjectReducer._kd_tree,
     ("scipy.spatial._kdtree", "KDTree"): ObjectReducer._kd_tree,
+    ("PIL.Image", "Image"): ObjectReducer._picture,
     ("matplotlib.cbook", "CallbackRegistry"): ObjectReducer._callbacks,
 }
 """Methods for classes of libraries, by module and name, whose own pickling copies or drops data."""

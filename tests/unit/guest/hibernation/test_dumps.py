@@ -32,6 +32,8 @@ class PlainPickler(pickle.Pickler):
         super().__init__(file, protocol=5, buffer_callback=aside)
         self.modules: dict[str, None] = {}
         self.changes: dict[str, None] = {}
+        self.ranges: list[Any] = []
+        self.named: set[int] = set()
 
     def begin(self) -> None:
         """No value has anything to forget."""

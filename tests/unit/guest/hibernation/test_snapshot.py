@@ -109,3 +109,20 @@ def test_library_functions_that_code_has_replaced_cost_no_variable(
     monkeypatch.undo()
     assert (reply["names"], reply["lost"]) == (["code", "number", "items"], {})
     assert reply["size"] > 500
+
+
+TWO_DATACLASSES = """
+import dataclasses
+@dataclasses.dataclass
+class A: x: int = 0
+@dataclasses.dataclass(frozen=True)
+class B: y: list = dataclasses.field(default_factory=list)
+a, b = A(), B()
+"""
+
+
+def test_dataclasses_that_have_nothing_in_common_share_no_segment() -> None:
+    names: dict[str, Any] = {"__name__": "__main__"}
+    exec(TWO_DATACLASSES, names)
+    reply = taken({name: names[name] for name in ("A", "B", "a", "b")})
+    assert reply["groups"] == [["A", "a"], ["B", "b"]]
