@@ -20,6 +20,8 @@ from kernel_mcp.stdio_lines import StdioLines
 from kernel_mcp.tool_context import ToolContext
 from kernel_mcp.tools.app import MIME, VIEW, Views, page
 from kernel_mcp.tools.calls import SessionCalls
+from kernel_mcp.tools.elicitation import Elicitation, state_security
+from kernel_mcp.tools.jobs import Jobs
 from kernel_mcp.tools.local import LocalCalls
 from kernel_mcp.tools.resources import Page, ResourceServer
 from kernel_mcp.tools.skills import Skills
@@ -70,16 +72,19 @@ def mcp_over(
 ) -> ResourceServer:
     """Return the MCP server of sessions on any machine; `words` are its instructions.
 
-    `key` is that of `Tasks`.
+    `key` is that of `Jobs`.
     """
     stoppable, skills = StoppableCalls(calls), Skills(calls, words)
+    jobs = Jobs(stoppable, key)
     return ResourceServer(
         NAME,
         calls=stoppable,
+        elicitation=Elicitation(jobs),
+        request_state_security=state_security(key),
         caller=callers.of,
         files=files,
         pages={VIEW: Page(MIME, page, "cell.html"), **skills.pages()},
-        extensions=[Views(), skills, Tasks(stoppable, callers.of, key)],
+        extensions=[Views(), skills, Tasks(jobs, callers.of)],
         title=NAME,
         version=__version__,
         instructions=words,

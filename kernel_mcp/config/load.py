@@ -142,6 +142,8 @@ def _settings(values: Mapping[str, Any]) -> Settings:
     )
     rest = {name: value for name, value in values.items() if name not in _LIMITS}
     settings = replace(Settings(limits=limits), **rest)
+    if settings.http is not None and not settings.several and "ask" not in values:
+        settings = replace(settings, ask=())
     most = settings.max_timeout_s
     if "timeout_s" in values and "max_timeout_s" not in values:
         most = settings.timeout_s

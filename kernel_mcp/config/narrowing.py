@@ -22,6 +22,11 @@ def no_more(given: float, own: float) -> bool:
     return given <= own
 
 
+def asks_less(given: tuple[float, ...], own: tuple[float, ...]) -> bool:
+    """Return True if a person has no more time for an answer; empty for no questions."""
+    return given <= own
+
+
 def no_more_or_unlimited(given: float, own: float) -> bool:
     """Return True as `no_more` does, for limits that 0 lifts."""
     return own == 0 or 0 < given <= own

@@ -17,6 +17,7 @@ from kernel_mcp.config.kernelspecs import NamedKernelspec, kernelspecs
 from kernel_mcp.config.mounts import Mount, mounts
 from kernel_mcp.config.narrowing import (
     among,
+    asks_less,
     fewer_hosts,
     no_further,
     no_more,
@@ -31,6 +32,7 @@ from kernel_mcp.config.requirements import entries, python
 from kernel_mcp.config.secrets import EnvVariable, HeaderSecret, header_secrets, variables
 from kernel_mcp.config.values import (
     address,
+    asking,
     characters,
     choice,
     choices_in_order,
@@ -267,6 +269,13 @@ class Settings:
         "that it reads outside `/usr`. Or one outside the sandbox, on a Jupyter server "
         "(`NAME=URL`) or by a back-end of another distribution (`NAME=BACKEND:TEXT`); repeatable",
         value=(),
+    )
+    ask: tuple[float, ...] = flag(
+        "ask", asking, GRANTS, "TIME|off", "10m; off over HTTP without `--tokens` or `--issuer`",
+        "put `input()`, `getpass()` and debuggers as questions to the person at the client, if it "
+        "can, and wait this long for each answer; what is typed goes to the code. With tokens it "
+        "takes the door `ask`",
+        value=(600.0,), narrows=asks_less,
     )
     workspace: Path | None = flag(
         "workspace", path, _PLACES, "DIR", "a private folder, removed with the server",

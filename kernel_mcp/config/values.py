@@ -13,7 +13,7 @@ from typing import Any
 
 from kernel_mcp.extensions import offered
 from kernel_mcp.linux.folders import from_home
-from kernel_mcp.units import MIB, count, format_bytes, size
+from kernel_mcp.units import MIB, count, duration, format_bytes, size
 
 LEAST_CHARACTERS = 1000
 LEAST_MEMORY = 16 * MIB
@@ -205,3 +205,13 @@ def parse_toml(text: str) -> dict[str, Any]:
         import tomli as tomllib
     document: dict[str, Any] = tomllib.loads(text)
     return document
+
+
+def asking(given: object) -> tuple[float, ...]:
+    """Read the seconds that a person has for an answer; empty for `off`."""
+    if given is False or (isinstance(given, str) and given.strip().lower() == "off"):
+        return ()
+    try:
+        return (duration(given),)
+    except ValueError:
+        raise ValueError("expected a time such as 10m, or off") from None

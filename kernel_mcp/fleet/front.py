@@ -23,7 +23,7 @@ from kernel_mcp.errors import KernelMcpError
 from kernel_mcp.fleet.cluster import FleetUnavailable
 from kernel_mcp.fleet.handles import node_of, session_named
 from kernel_mcp.fleet.members import LEASE_S, MARGIN_S, alive
-from kernel_mcp.fleet.messages import caller_row, error_of
+from kernel_mcp.fleet.messages import call_row, caller_row, error_of
 from kernel_mcp.fleet.placement import environment_of
 from kernel_mcp.fleet.remote_nodes import NodeLost, RemoteNode, RemoteNodes
 from kernel_mcp.sessions.directory import Caller
@@ -80,9 +80,7 @@ class FleetCalls:
             "tool": tool,
             "arguments": dict(arguments),
             "caller": caller_row(call.caller),
-            "request": call.request_id,
-            "of_view": call.of_view,
-            "task": call.task,
+            **call_row(call),
         }
         name = session_named(tool, arguments)
         environment = environment_of(arguments) if name is None else ""

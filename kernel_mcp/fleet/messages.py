@@ -7,11 +7,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from kernel_mcp.config.quotas import Quotas
+from kernel_mcp.environments.uv import ProgressCallback
 from kernel_mcp.errors import InputError, KernelMcpError, ServerFailure, SessionNotFound
 from kernel_mcp.identity import Principal
 from kernel_mcp.records import dataclass
 from kernel_mcp.sessions.directory import Caller
 from kernel_mcp.sessions.notifications import ResponseContext
+from kernel_mcp.sessions.questions import Answer
+from kernel_mcp.tools.calls import Call
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +48,31 @@ def caller_of(row: Mapping[str, Any], response: ResponseContext) -> Caller:
         grants=tuple(map(str, row["doors"])),
     )
     return Caller(**{name: row[name] for name in _FIELDS}, who=who, response=response)
+
+
+def call_row(call: Call) -> dict[str, Any]:
+    """Return a call as plain values, without its caller; nobody is asked while it is open."""
+    return {
+        "request": call.request_id,
+        "of_view": call.of_view,
+        "task": call.task,
+        "asks": sorted(call.asks) if call.ask is None else [],
+        "answer": None if call.answer is None else dataclasses.asdict(call.answer),
+    }
+
+
+def call_of(row: Mapping[str, Any], caller: Caller, progress: ProgressCallback | None) -> Call:
+    """Return the call of a caller from the output of `call_row`."""
+    answer = row.get("answer")
+    return Call(
+        caller,
+        progress,
+        request_id=str(row["request"]),
+        of_view=bool(row.get("of_view")),
+        task=bool(row.get("task")),
+        asks=frozenset(row.get("asks", ())),
+        answer=None if answer is None else Answer(**answer),
+    )
 
 
 _KINDS: dict[str, type[KernelMcpError]] = {"missing": SessionNotFound, "input": InputError}

@@ -16,7 +16,7 @@ from kernel_mcp.environments.uv import ProgressCallback
 from kernel_mcp.errors import HibernationError, KernelMcpError, QuotaReached, SessionLimitReached
 from kernel_mcp.fleet.handles import session_named
 from kernel_mcp.fleet.members import LEASE_S, MARGIN_S
-from kernel_mcp.fleet.messages import Moved, caller_of, error_row
+from kernel_mcp.fleet.messages import Moved, call_of, caller_of, error_row
 from kernel_mcp.fleet.persistence import FleetPersistence, key_of
 from kernel_mcp.fleet.placement import environment_of
 from kernel_mcp.fleet.session_registry import FleetSessionRegistry, OpenElsewhere
@@ -108,10 +108,7 @@ class NodeSessions:
                 if moved is not None:
                     return {"moved": moved.node}
                 with self._counted(caller, name):
-                    of_view = bool(asked.get("of_view"))
-                    of_task = bool(asked.get("task"))
-                    call = Call(caller, progress, str(asked["request"]), of_view, of_task)
-                    answer = await self._answer(tool, arguments, call)
+                    answer = await self._answer(tool, arguments, call_of(asked, caller, progress))
                 self._note(caller, tool, name, arguments, answer)
                 self._expect(number, receipt)
                 reply = {"answer": answer.model_dump(mode="json", by_alias=True, exclude_none=True)}

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import field
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 from kernel_mcp.errors import InputError
 from kernel_mcp.notebooks.metadata import PYTHON_METADATA
@@ -71,3 +72,22 @@ class Interpreter:
 PYTHON_STATE = "variables, imports and definitions"
 PYTHON = Interpreter("", "Python", saves=True, state=PYTHON_STATE)
 """This server's own kernels, which support all tools."""
+
+
+class Snapshots(Protocol):
+    """Dumps of variables by kernels that do not support this server's own requests."""
+
+    async def write(
+        self, path: Path, *, max_bytes: int, leave: Iterable[str], seconds: float
+    ) -> tuple[Mapping[str, Any], int, str]:
+        """Write the variables but those in `leave` to `path`.
+
+        Returns the kernel's description, which is hostile data, and size and checksum of the file.
+        Raises HibernationError, OSError.
+        """
+
+    async def read(self, path: Path, *, leave: Iterable[str], seconds: float) -> Mapping[str, Any]:
+        """Load the variables in `path` but those in `leave`; return the kernel's description.
+
+        Raises HibernationError, OSError.
+        """

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import signal
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import anyio
 
 from kernel_mcp.barriers import Barrier
 from kernel_mcp.errors import LaunchError, Uncopyable
 from kernel_mcp.kernels.channels import Channel, ChannelListener, Channels, Floods, KernelChannels
-from kernel_mcp.kernels.interpreter import Interpreter
+from kernel_mcp.kernels.interpreter import Interpreter, Snapshots
 from kernel_mcp.kernels.known_names import KnownNames
 from kernel_mcp.kernels.message_codec import (
     Message,
     event_from,
 )
-from kernel_mcp.kernels.run import IdleWait, Run, Sink
+from kernel_mcp.kernels.run import IdleWait, InputRequest, Run, Sink
 from kernel_mcp.launch import silence
 from kernel_mcp.launch.base import KernelEnvironment
 from kernel_mcp.launch.checkpoint import Checkpoint
@@ -59,25 +58,6 @@ class PendingReply:
 
 def _unheard(_text: str) -> None:
     """Do nothing: the default of callbacks."""
-
-
-class Snapshots(Protocol):
-    """Dumps of variables by kernels that do not support this server's own requests."""
-
-    async def write(
-        self, path: Path, *, max_bytes: int, leave: Iterable[str], seconds: float
-    ) -> tuple[Mapping[str, Any], int, str]:
-        """Write the variables but those in `leave` to `path`.
-
-        Returns the kernel's description, which is hostile data, and size and checksum of the file.
-        Raises HibernationError, OSError.
-        """
-
-    async def read(self, path: Path, *, leave: Iterable[str], seconds: float) -> Mapping[str, Any]:
-        """Load the variables in `path` but those in `leave`; return the kernel's description.
-
-        Raises HibernationError, OSError.
-        """
 
 
 class Kernel:
@@ -179,21 +159,42 @@ class Kernel:
         for answer in self._asked.values():
             answer.done.set()
 
-    def submit(self, code: str, sink: Sink, number: int | None = None, notebook: str = "") -> Run:
+    def submit(
+        self,
+        code: str,
+        sink: Sink,
+        number: int | None = None,
+        notebook: str = "",
+        asks: Callable[[InputRequest], None] | None = None,
+    ) -> Run:
         """Send a cell, with `number` as its execution count; pass its output to `sink` in order.
 
-        It runs in the folder of the file `notebook`, if that is given. Raises LaunchError.
+        It runs in the folder of the file `notebook`, if that is given. Lines that it asks a person
+        for are passed to `asks`. Raises LaunchError.
         """
-        return self._send_cell("execute_request", code, sink, number, notebook)
+        return self._send_cell("execute_request", code, sink, number, notebook, asks)
+
+    def answer(self, key: str, action: str, value: str) -> None:
+        """Send the answer to a line that code asks for. An ended kernel gets none."""
+        content = {"key": key, "action": action, "value": value}
+        with contextlib.suppress(LaunchError):
+            self._channels.send("control", "kernel_mcp_answer_request", content)
 
     def prewarm(self, code: str) -> Run:
         """Send a cell that leaves no trace in the namespace. Raises LaunchError."""
         return self._send_cell("kernel_mcp_prewarm_request", code, lambda _event: None)
 
     def _send_cell(
-        self, kind: str, code: str, sink: Sink, number: int | None = None, notebook: str = ""
+        self,
+        kind: str,
+        code: str,
+        sink: Sink,
+        number: int | None = None,
+        notebook: str = "",
+        asks: Callable[[InputRequest], None] | None = None,
     ) -> Run:
         run, memory = self._listen(sink), self.handle.limits.limits.memory_bytes
+        run.asks = asks
         content: dict[str, Any] = {
             "code": code,
             "silent": False,
@@ -204,6 +205,7 @@ class Kernel:
             "cell_number": number,
             **({"notebook": notebook} if notebook else {}),
             **({"memory_bytes": memory} if memory else {}),
+            **({"asks": True} if asks is not None else {}),
         }
         self._hand_over(run, kind, content)
         return run
@@ -447,8 +449,17 @@ class Kernel:
         elif message.kind == "status":
             if run is not None and mine and message.content.get("execution_state") == "idle":
                 run.on_idle()
+        elif message.kind == "input_request":
+            if run is not None and mine:
+                self._take_question(run, message.content)
         else:
             self._take_output(message, run if mine else None)
+
+    def _take_question(self, run: Run, content: Mapping[str, Any]) -> None:
+        asked = InputRequest.of(content)
+        if asked is not None and run.asks is not None and not run.finished.is_set():
+            run.lift()
+            run.asks(replace(asked, prompt=self._masks.masked(asked.prompt)))
 
     def _take_output(self, message: Message, run: Run | None) -> None:
         """Pass output to the cell it belongs to, else to the one that runs or ran last.

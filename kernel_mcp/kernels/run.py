@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeAlias
 
 import anyio
@@ -18,6 +18,7 @@ from kernel_mcp.errors import LaunchError
 from kernel_mcp.kernels.channels import Channel, KernelChannels
 from kernel_mcp.kernels.known_names import texts
 from kernel_mcp.kernels.message_codec import (
+    MAX_ID_CHARS,
     UNNAMED,
     Message,
     WireError,
@@ -42,6 +43,7 @@ QUITS = (
     "Call reset for a fresh one, close_session to end the session"
 )
 NAME_CHARS = 80
+MAX_PROMPT_CHARS = 2000
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,32 @@ class CellUsage:
     holders: tuple[tuple[str, int], ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class InputRequest:
+    """A line that code asks for, or, if `withdrawn`, no longer waits for; hostile data.
+
+    `key` is the kernel's. With `secret` the line is one that must not be shown.
+    """
+
+    key: str
+    prompt: str = ""
+    secret: bool = False
+    withdrawn: bool = False
+
+    @classmethod
+    def of(cls, content: Mapping[str, Any]) -> InputRequest | None:
+        """Return the request in an `input_request` message; None if it is malformed."""
+        key, prompt = content.get("key"), content.get("prompt", "")
+        if not isinstance(key, str) or not isinstance(prompt, str) or len(key) > MAX_ID_CHARS:
+            return None
+        return cls(
+            key,
+            prompt[:MAX_PROMPT_CHARS],
+            content.get("password") is True,
+            content.get("withdrawn") is True,
+        )
+
+
 class Run:
     """One execute request in flight; `finished` is set when it ended or the kernel died.
 
@@ -71,6 +99,8 @@ class Run:
 
     def __init__(self, sink: Sink, lift: Callable[[], None] = lambda: None) -> None:
         """`lift` flushes the output that `sink` holds back."""
+        self.asks: Callable[[InputRequest], None] | None = None
+        """Callback for lines that its code asks a person for; None if it may not."""
         self.msg_id = ""
         self.sink = sink
         self.lift = lift

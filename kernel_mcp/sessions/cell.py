@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Any, Protocol
@@ -13,12 +14,13 @@ from kernel_mcp.environments.progress import BEAT_S
 from kernel_mcp.environments.uv import ProgressCallback
 from kernel_mcp.identity import Principal
 from kernel_mcp.kernels.run import CellUsage
-from kernel_mcp.output.items import Event, Failure, Stream
+from kernel_mcp.output.items import Event, Failure, Item, Stream
 from kernel_mcp.output.outputs import OutputLog, Position
 from kernel_mcp.output.text import one_line
 from kernel_mcp.policy.missing import missing, missing_magic
 from kernel_mcp.records import dataclass
 from kernel_mcp.sessions.notifications import Loss, Notice, NotificationQueue
+from kernel_mcp.sessions.questions import Questions
 from kernel_mcp.telemetry.origin import NOWHERE
 
 
@@ -133,6 +135,7 @@ class Cell:
     rollback           text on the state restored after its kernel was killed; empty for none
     missing            module or magic that was not available, as named by `policy.missing`
     origin, who        the request that submitted it, and the principal of that
+    questions          what its code asks a person; None if it may not ask
     """
 
     def __init__(
@@ -188,6 +191,9 @@ class Cell:
         self.rollback = ""
         self.origin = NOWHERE
         self.who = Principal()
+        self.questions: Questions | None = None
+        self._asked = Position()
+        self._left_s: float | None = None
         self._scope: anyio.CancelScope | None = None
         self._changes = 0
         self._changed: anyio.Event | None = None
@@ -231,12 +237,14 @@ class Cell:
             return
         self.outcome = outcome
         self.duration_s = 0.0 if self.started is None else now - self.started
+        if self.questions is not None:
+            self.questions.withdraw()
         with Barrier(f"closing the output of cell {self.number}"):
             self.log.close()
         for each in self._watchers:
             each.ended(self)
         self.finished.set()
-        self._note_change()
+        self.note_change()
 
     def fail(self, error: Exception, now: float) -> None:
         """End the cell with `error`, which prevented its run, as its output."""
@@ -256,9 +264,24 @@ class Cell:
 
         The scope is cancelled at once if the cell already has a stop reason other than `known`.
         """
-        self._scope = scope
+        self._scope, self._left_s = scope, None
         if scope is not None and self.stop_reason is not known:
             scope.cancel()
+
+    def rest(self, *, resting: bool) -> None:
+        """Stop the clock of the time limit, or start it again; see `AskingCell`."""
+        scope, now = self._scope, anyio.current_time()
+        if scope is None or resting is (self._left_s is not None):
+            return
+        if resting:
+            self._left_s, scope.deadline = scope.deadline - now, math.inf
+        elif self._left_s is not None:
+            scope.deadline, self._left_s = now + self._left_s, None
+
+    def printed(self) -> list[Item]:
+        """Return the output since the last call; see `AskingCell`."""
+        items, self._asked = self.log.since(self._asked), self.log.position()
+        return items
 
     def listen(self) -> Callable[[Event], None]:
         """Return the callback for the kernel's output, which goes to this cell from now on."""
@@ -274,7 +297,7 @@ class Cell:
         elif isinstance(event, Stream) and (magic := missing_magic(event.text, self.code)):
             self.missing = magic
         self._add(event)
-        self._note_change()
+        self.note_change()
 
     def _add(self, event: Event) -> None:
         self.log.add(event)
@@ -284,13 +307,13 @@ class Cell:
     def notice(self, text: str) -> None:
         """Add a remark of the server to the next answer about this cell."""
         self.notices.append(text)
-        self._note_change()
+        self.note_change()
 
     def run_after(self, losses: list[Notice]) -> None:
         """Store losses from before this cell began, for the answers about it."""
         self.before = losses
         self.unreported_losses = list(losses)
-        self._note_change()
+        self.note_change()
 
     def delivered(
         self, *, ended: bool, to: Position, notices: int, losses: Sequence[Notice]
@@ -320,7 +343,7 @@ class Cell:
     async def step(self, text: str) -> None:
         """Add a progress line on the start of the kernel or an installation before the run."""
         self.steps.append(text)
-        self._note_change()
+        self.note_change()
 
     async def changed(self, changes: int = 0) -> int:
         """Wait for a change (output, notice, end) after the first `changes`; return their count.
@@ -332,7 +355,8 @@ class Cell:
             await self._changed.wait()
         return self._changes
 
-    def _note_change(self) -> None:
+    def note_change(self) -> None:
+        """Wake all who wait for a change."""
         self._changes += 1
         if self._changed is not None:
             self._changed.set()

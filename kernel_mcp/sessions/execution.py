@@ -20,7 +20,7 @@ import anyio
 
 from kernel_mcp.barriers import Barrier
 from kernel_mcp.errors import KernelGone, LaunchError
-from kernel_mcp.kernels.run import CellUsage
+from kernel_mcp.kernels.run import CellUsage, InputRequest
 from kernel_mcp.launch import silence
 from kernel_mcp.linux.proc import ExitStatus, Usage, reset_peak_memory, waits_for_machine
 from kernel_mcp.sessions.cell import AT_ONCE, Cell, CellOutcome, Phase, Status, StopReason
@@ -240,7 +240,7 @@ async def _run_to_end(kernel: Kernel, cell: Cell, *, grace_s: float, cpu_s: floa
         reason = cell.stop_reason if cell.stop_reason in AT_ONCE else reason
     if reason is None and run.failure is not None and not cell.log.failures:
         run.sink(run.failure)  # some kernels report an error in their reply alone
-    for notice in run.notices:
+    for notice in (*run.notices, *(cell.questions.words if cell.questions is not None else ())):
         cell.notice(notice)
     lost = reason is None and kernel.exit is None and run.status is None
     if lost or (reason is None and run.status == "error" and await probe_broken(kernel, run)):
@@ -278,13 +278,23 @@ async def _hand_over(kernel: Kernel, cell: Cell) -> Run:
     """Submit the cell. Raises LaunchError, or KernelGone when the kernel has ended."""
     cell.phase, cell.numbered = Phase.RUN, True
     try:
-        return kernel.submit(cell.plain, cell.listen(), cell.number, cell.notebook)
+        return kernel.submit(
+            cell.plain, cell.listen(), cell.number, cell.notebook, _questions(kernel, cell)
+        )
     except LaunchError as error:
         with anyio.move_on_after(DEATH_TIMEOUT_S):
             await kernel.dead.wait()
         if kernel.exit is None:
             raise
         raise KernelGone(GONE) from error
+
+
+def _questions(kernel: Kernel, cell: Cell) -> Callable[[InputRequest], None] | None:
+    """Return the callback for questions of the cell; None if it or its kernel asks none."""
+    if cell.questions is None or not kernel.extended:
+        return None
+    cell.questions.reply = kernel.answer
+    return cell.questions.take
 
 
 _MOST_GRACE_S = {**dict.fromkeys(AT_ONCE, 0.0), StopReason.DISK: 1.0}

@@ -9,8 +9,8 @@ from kernel_mcp.config.settings import Settings
 
 _FULL = ("bwrap", "container")
 """Sandboxes that isolate fully: a change to one of these grants nothing more."""
-_CHOSEN = ("attach", "kernel")
-"""Such a kernel is requested by a call; no saved session gets one unasked."""
+_CHOSEN = ("attach", "kernel", "ask")
+"""Such a kernel, and a client that asks a person, is chosen by a call: no saved session has one."""
 
 
 def grants_of(settings: Settings, sandbox: str) -> dict[str, tuple[str, ...]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
@@ -108,10 +109,22 @@ class CellScheduler(Generic[S]):
             await cell.finished.wait()
         return cell
 
-    async def follow(self, cell: Cell, wait_s: float, report: ProgressCallback | None) -> None:
-        """Wait until `cell` has ended, at most `wait_s` seconds, reporting new output meanwhile."""
+    async def follow(
+        self,
+        cell: Cell,
+        wait_s: float,
+        report: ProgressCallback | None,
+        *,
+        until_asked: bool = False,
+    ) -> None:
+        """Wait until `cell` has ended, at most `wait_s` seconds, reporting new output meanwhile.
+
+        With `until_asked` also return when the cell asks the person something.
+        """
         try:
-            with anyio.move_on_after(wait_s):
+            with anyio.move_on_after(wait_s) as scope, ExitStack() as stack:
+                if until_asked and cell.questions is not None:
+                    stack.enter_context(cell.questions.ending(scope))
                 if report is None:
                     await cell.finished.wait()
                 else:

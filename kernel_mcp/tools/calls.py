@@ -6,7 +6,7 @@ machine of a fleet.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import field
 from typing import Any, Protocol
 
@@ -16,12 +16,15 @@ from mcp_types import Tool as Definition
 from kernel_mcp.environments.uv import ProgressCallback
 from kernel_mcp.records import dataclass
 from kernel_mcp.sessions.directory import Caller
+from kernel_mcp.sessions.questions import Answer, Mode, Question
 
 OF_VIEW = "kernel-mcp/view"
 """Key in the `_meta` of a call that a view makes."""
 LASTING_KEY = "kernel-mcp/lasting"
 """Key in the `_meta` of an answer to a call of a task: the name of the session for later servers,
 empty for none."""
+QUESTION_KEY = "kernel-mcp/question"
+"""Key in the `_meta` of an answer to a call that `asks`: the fields of the open `Question`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +33,10 @@ class Call:
 
     `request_id` is that of its request. No model reads the answer to a call `of_view`: notices in
     it do not count as delivered. With `task` the client follows a running cell by a task.
+
+    asks    modes of questions to a person that the client declares. If the code of a cell asks one,
+            `execute` and `wait` return it (`QUESTION_KEY`); it is answered by `wait` with `answer`
+    ask     asks the person while the call goes on, instead of that; returns the answer
     """
 
     caller: Caller = field(default_factory=Caller)
@@ -37,6 +44,9 @@ class Call:
     request_id: str = ""
     of_view: bool = False
     task: bool = False
+    asks: frozenset[Mode] = frozenset()
+    answer: Answer | None = None
+    ask: Callable[[Question], Awaitable[Answer]] | None = None
 
 
 class SessionCalls(Protocol):

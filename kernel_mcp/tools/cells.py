@@ -8,24 +8,20 @@ from itertools import islice
 from typing import Annotated, TypeAlias
 
 import anyio
-from mcp_types import CallToolResult, ResourceLink
+from mcp_types import CallToolResult
 from pydantic import Field
 
 from kernel_mcp.config.settings import Settings
-from kernel_mcp.environments.uv import ProgressCallback, silence
+from kernel_mcp.environments.uv import silence
 from kernel_mcp.errors import (
     EnvironmentBuildError,
     InputError,
     KernelMcpError,
-    WorkspaceError,
 )
 from kernel_mcp.kernels.interpreter import PYTHON
 from kernel_mcp.output.outputs import Position
-from kernel_mcp.output.render import text_by_stream
-from kernel_mcp.packages.requirements import SCRIPT_FILE, expect_script, plain
-from kernel_mcp.sessions.cell import Cell, Phase, Status
-from kernel_mcp.sessions.directory import Caller
-from kernel_mcp.sessions.history import KEPT_S
+from kernel_mcp.packages.requirements import plain
+from kernel_mcp.sessions.cell import Cell, Phase
 from kernel_mcp.sessions.losses import lost_names
 from kernel_mcp.sessions.notifications import ResponseContext
 from kernel_mcp.sessions.session import Session
@@ -47,22 +43,21 @@ from kernel_mcp.tools import (
     progress_of,
 )
 from kernel_mcp.tools.arguments import unfenced
-from kernel_mcp.tools.calls import LASTING_KEY
-from kernel_mcp.tools.closing import next_step
+from kernel_mcp.tools.asking import followed, may_ask, with_question
+from kernel_mcp.tools.calls import LASTING_KEY, Call
 from kernel_mcp.tools.hints import ENDS, READS, REPEATS, RUNS, RUNS_SCRIPTS
 from kernel_mcp.tools.models import SyntaxReport
 from kernel_mcp.tools.own_limits import own_limits, own_timeout
 from kernel_mcp.tools.resources import cell_of
 from kernel_mcp.tools.results import (
-    CELL_KEY,
     LOST_KEY,
     answer,
     lost_meta,
     not_begun,
     notice_block,
     notice_result,
-    with_notices,
 )
+from kernel_mcp.tools.scripts import run_once
 from kernel_mcp.tools.sessions import interpreter_named, open_session, open_with_kernel
 from kernel_mcp.tools.syntax import checked_by_kernel, judged, syntax_report
 
@@ -74,7 +69,6 @@ ONLY_PYTHON = (
     "dependencies and python are for Python alone: leave them out. Code of other languages has "
     "what the operator has installed."
 )
-MOST_FILES = 10
 MOST_LOOKED_AT = 1000
 """Number of cells, from the end, in which the agent's last one is searched."""
 
@@ -107,14 +101,15 @@ def register(box: Toolbox, services: ToolContext) -> None:
         services.manager.check_cells(caller)
         cell = found.submit(code, limit_s or found.timeout_s, checkpoint=checkpoint)
         cell.who = caller.who
+        may_ask(found, cell, ctx, settings)
         with found.queue.attending(cell):
             try:
-                await found.scheduler.follow(cell, wait, progress_of(ctx))
+                await followed(found, cell, wait, ctx)
             except anyio.get_cancelled_exc_class():
                 found.queue.abandon(cell)
                 raise
             result = await told(found, cell, caller.response, since=Position())
-        return _followed(found, cell, result) if ctx.task else result
+        return _of_running(found, cell, ctx, result)
 
     @tool(READS, "Wait for a cell", meta=ALWAYS_LOADED)
     async def wait(
@@ -132,13 +127,15 @@ def register(box: Toolbox, services: ToolContext) -> None:
         chosen = cell_of(found.cells, cell) if cell else _next_to_tell(found)
         if chosen is None:
             return await _said_again(found, caller.response, settings)
+        if ctx.answer is not None and chosen.questions is not None:
+            chosen.questions.answer(ctx.answer)
         with found.queue.attending(chosen):
-            await found.scheduler.follow(chosen, wait, progress_of(ctx))
+            await followed(found, chosen, wait, ctx)
             since = Position() if chosen.end_reported else chosen.reported
             result = await told(found, chosen, caller.response, since=since)
         if not cell and chosen is not _last(found):
             result.content.insert(0, notice_block(_earlier(found, chosen)))
-        return _followed(found, chosen, result) if ctx.task else result
+        return _of_running(found, chosen, ctx, result)
 
     @tool(REPEATS, "Interrupt a cell")
     async def interrupt(
@@ -250,57 +247,21 @@ def register(box: Toolbox, services: ToolContext) -> None:
             return not_begun(error, Phase.CHECK)
         try:
             opened = await opening
-            return await _run_once(services, opened, script, caller, report)
+            return await run_once(services, opened, script, ctx, report)
         except EnvironmentBuildError as error:
             return not_begun(error, Phase.INSTALL)
         except KernelMcpError as error:
             return not_begun(error, Phase.START)
 
 
-async def _run_once(
-    services: ToolContext,
-    opened: Session,
-    script: str,
-    caller: Caller,
-    report: ProgressCallback,
-) -> CallToolResult:
-    """Run a script in its session, close that and return the answer; the record stays a while.
+def _of_running(session: Session, cell: Cell, call: Call, result: CallToolResult) -> CallToolResult:
+    """Return an answer with its question, and for tasks with the session's name in later servers.
 
-    If the call is cancelled, the next answer of the caller's default session names the record.
+    With a task its end is saved at once.
     """
-    try:
-        with opened.needed():  # else it makes room for another session before its cell
-            await expect_script(opened, report)
-            cell = opened.submit(script, opened.timeout_s)
-        with opened.queue.attending(cell):
-            try:
-                await opened.scheduler.follow(cell, float("inf"), report)
-            except anyio.get_cancelled_exc_class():
-                if text := _given_up(opened, cell):
-                    services.manager.directory.tell(caller, text)
-                raise
-        cell.state_as_of = None
-        result = await answer(
-            opened,
-            cell,
-            caller.response,
-            since=Position(),
-            settings=services.settings,
-            closing=_script_end(opened, cell),
-        )
-        streams, _ = await anyio.to_thread.run_sync(text_by_stream, cell.log)
-        files = await anyio.to_thread.run_sync(_files, opened)
-    finally:
-        with anyio.CancelScope(shield=True):
-            await services.manager.close(opened, keep_record=True)
-            services.manager.tombstones.mark_delivered(opened.handle)
-    assert result.meta is not None
-    outcome = {**result.meta[CELL_KEY], **streams}
-    return _closed(result.model_copy(update={"meta": {CELL_KEY: outcome}}), files)
-
-
-def _followed(session: Session, cell: Cell, result: CallToolResult) -> CallToolResult:
-    """Note that a task follows `cell`; return its answer with the name for later servers."""
+    result = with_question(cell, call, result)
+    if not call.task:
+        return result
     if not cell.finished.is_set():
         session.queue.poll(cell)
         if not cell.lasting:
@@ -380,47 +341,3 @@ def _nothing_runs(session: Session) -> str:
     return (
         f"Nothing is running. Cell {last.number} was the last; it ended with {last.status.value}."
     )
-
-
-def _files(session: Session) -> list[str]:
-    try:
-        listing = session.workspace.list_files(session.workspace.path)
-    except WorkspaceError:
-        return []
-    own = f"{session.workspace.path}/"  # paths begin so, if sessions begin in a mount
-    names = [
-        f"{entry.path} ({entry.size:,} bytes)"
-        for entry in listing.entries
-        if (path := entry.path.removeprefix(own)) != SCRIPT_FILE and not path.startswith(".")
-    ]
-    more = len(names) - MOST_FILES
-    return [*names[:MOST_FILES], *([f"{more} more"] if more > 0 else [])]
-
-
-def _given_up(session: Session, cell: Cell) -> str:
-    """Return a notice of what a script has put out whose call was cancelled; empty for nothing."""
-    if not cell.log.characters:
-        return ""
-    return (
-        f"kernel://{session.handle}/cells/{cell.number} has what the script put out whose call was "
-        f"cancelled, for {KEPT_S / 60:.0f} minutes: pass it to read_file as `path`"
-    )
-
-
-def _script_end(session: Session, cell: Cell) -> str:
-    """Return a sentence on the end of a script, or advice on a missing module; may be empty."""
-    if cell.outcome is None or cell.status in (Status.OK, Status.ERROR):
-        return next_step(session, cell)
-    return f"{cell.status.value}: {cell.outcome.cause or 'stopped'}"
-
-
-def _closed(result: CallToolResult, files: list[str]) -> CallToolResult:
-    """Return an answer with notices on its links and files, as its session was closed."""
-    notes = []
-    if any(isinstance(block, ResourceLink) for block in result.content):
-        notes.append(f"the addresses in this answer can be read for {KEPT_S / 60:.0f} minutes")
-    if files:
-        notes.append(
-            f"the script wrote {', '.join(files)}: gone with its session. Use execute to keep files"
-        )
-    return result.model_copy(update={"content": with_notices(result.content, notes)})

@@ -13,9 +13,7 @@ import anyio
 from mcp_types import CallToolResult, ContentBlock, ImageContent, TextContent
 from pydantic import Field
 
-from kernel_mcp.environments.uv import ProgressCallback
 from kernel_mcp.errors import InputError
-from kernel_mcp.identity import Principal
 from kernel_mcp.kernels.interpreter import PYTHON
 from kernel_mcp.notebooks.document import (
     NotebookCell,
@@ -35,8 +33,10 @@ from kernel_mcp.sessions.notebook_sinks import NotebookTarget
 from kernel_mcp.sessions.notifications import ResponseContext
 from kernel_mcp.sessions.session import Session
 from kernel_mcp.tool_context import ToolContext
-from kernel_mcp.tools import AnyContext, SessionArg, Toolbox, WaitArg, Whole, progress_of
+from kernel_mcp.tools import AnyContext, SessionArg, Toolbox, WaitArg, Whole
 from kernel_mcp.tools.arguments import UNFENCED, without_fence
+from kernel_mcp.tools.asking import followed, may_ask
+from kernel_mcp.tools.calls import Call
 from kernel_mcp.tools.cells import check_code, check_seconds
 from kernel_mcp.tools.hints import DESTROYS, READS, REPEATS, RUNS
 from kernel_mcp.tools.notebook_sessions import resolve
@@ -135,9 +135,8 @@ def register(box: Toolbox, services: ToolContext) -> None:
             return notice_result(
                 "; ".join(["Nothing was run: none of these cells has code to run", *told])
             )
-        report = progress_of(ctx)
         run = _Run(services, found, book, chosen, caller.response, told)
-        return await run.through(time.monotonic() + wait, report, caller.who)
+        return await run.through(time.monotonic() + wait, ctx)
 
 
 def _opened(session: Session, path: str) -> tuple[NotebookFile, bool, NotebookDocument]:
@@ -317,20 +316,18 @@ class _Run:
         self._picture_bytes = PICTURE_BYTES
         self._hidden: list[str] = []
 
-    async def through(
-        self, end: float, report: ProgressCallback | None, who: Principal
-    ) -> CallToolResult:
+    async def through(self, end: float, call: Call) -> CallToolResult:
         """Run the cells until the time `end`, or the first failure, and return the answer.
 
         An error in a cell that is tagged to raise one is no failure.
         """
-        failed = False
+        failed, report = False, call.progress
         meta: dict[str, Any] = {}
         while self._left:
             one = self._left.pop(0)
             if report is not None:
                 await report(f"Running cell {one.id}, {len(self._left)} after it")
-            shown, cell = await self._run(one, end, report, who)
+            shown, cell = await self._run(one, end, call)
             self._content += [
                 notice_block(f"Cell {one.id}"),
                 *self._fitting(one.id, cell, shown.content),
@@ -367,22 +364,17 @@ class _Run:
                 yield block
         self._hidden += [name] * hidden
 
-    async def _run(
-        self,
-        one: NotebookCell,
-        end: float,
-        report: ProgressCallback | None,
-        who: Principal,
-    ) -> tuple[CallToolResult, Cell]:
+    async def _run(self, one: NotebookCell, end: float, call: Call) -> tuple[CallToolResult, Cell]:
         session = self._session
         cell = session.submit(one.source, session.timeout_s)
-        cell.who = who
+        cell.who = call.caller.who
+        may_ask(session, cell, call, self._services.settings)
         session.notebooks.place(cell, NotebookTarget(self._book, one.id, one.print))
         room = max(LEAST_CHARS, self._characters)
         settings = replace(self._services.settings, max_output=room)
         with session.queue.attending(cell):
             try:
-                await session.scheduler.follow(cell, max(0.0, end - time.monotonic()), report)
+                await followed(session, cell, max(0.0, end - time.monotonic()), call)
             except anyio.get_cancelled_exc_class():
                 session.queue.abandon(cell)
                 raise

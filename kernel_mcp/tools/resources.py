@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
-from typing import Any, NoReturn
+from typing import Any
 from urllib.parse import unquote
 
 import anyio
@@ -18,7 +18,6 @@ from mcp.server.lowlevel.helper_types import ReadResourceContents
 from mcp.server.mcpserver import Context
 from mcp.server.mcpserver.exceptions import ResourceError, ResourceNotFoundError
 from mcp.server.mcpserver.prompts import Prompt
-from mcp.server.request_state import InvalidRequestState, RequestStateSecurity
 from mcp_types import (
     CallToolResult,
     InputRequiredResult,
@@ -41,6 +40,7 @@ from kernel_mcp.sessions.manager import SessionManager
 from kernel_mcp.sessions.notebook_export import NOTEBOOK_MIME, RESOURCE_BYTES, notebook
 from kernel_mcp.sessions.notifications import ResponseContext
 from kernel_mcp.tools.calls import OF_VIEW, Call
+from kernel_mcp.tools.elicitation import Elicitation
 from kernel_mcp.tools.stopping import StoppableCalls
 
 MAX_TEXT_CHARS = 8_000_000
@@ -169,18 +169,6 @@ def session_of(uri: str) -> str:
     return match["session"] if match else ""
 
 
-class NoRequestState:
-    """A codec for no state: no tool leaves state with its client. The SDK's codec takes 1 MB."""
-
-    def seal(self, payload: bytes) -> NoReturn:
-        """Raise NotImplementedError."""
-        raise NotImplementedError("a tool that leaves a state with the client needs another codec")
-
-    def unseal(self, token: str) -> NoReturn:
-        """Raise InvalidRequestState."""
-        raise InvalidRequestState("this server gave no state away")
-
-
 class ResourceServer(MCPServer[Any]):
     """An MCP server whose tools and resources are those of `calls`.
 
@@ -191,6 +179,7 @@ class ResourceServer(MCPServer[Any]):
         self,
         *args: Any,
         calls: StoppableCalls,
+        elicitation: Elicitation,
         caller: Callable[[Context[Any, Any]], Caller],
         files: bool = True,
         pages: Mapping[str, Page] = MappingProxyType({}),
@@ -201,12 +190,12 @@ class ResourceServer(MCPServer[Any]):
         `pages` are further resources by their addresses.
         """
         self._pages = pages
-        state = RequestStateSecurity(codec=NoRequestState())
         hints = dict.fromkeys(LISTS, CacheHint(ttl_ms=LISTED_MS))
-        super().__init__(*args, request_state_security=state, cache_hints=hints, **kwargs)
+        super().__init__(*args, cache_hints=hints, **kwargs)
         handlers = self._lowlevel_server._request_handlers
         self._of_prompts = {name: handlers.pop(name) for name in PROMPTS}
         self._calls = calls
+        self._elicitation = elicitation
         self._caller = caller
         self._templates = templates(files=files)
 
@@ -223,7 +212,7 @@ class ResourceServer(MCPServer[Any]):
         if of_view:
             caller = replace(caller, response=ResponseContext())
         call = Call(caller, progress_of(context), context.request_id, of_view)
-        return await self._calls.call(name, arguments, call)
+        return await self._elicitation.call(name, arguments, call, context)
 
     def end_calls(self) -> int:
         """Answer all running calls with an error, as the server stops; return their number."""

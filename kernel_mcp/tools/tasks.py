@@ -3,15 +3,13 @@
 A call becomes a task if its client declares tasks on that request and the call has not ended after
 `GRACE_S`. A task of `execute` or `wait` follows a cell. Its id names session and cell, so each
 server that has the session can answer it: also after a restart, and behind each front of a fleet.
-Tasks of other tools are kept in memory, with their results for `KEPT_S` after their end.
+Tasks of other tools are jobs. A task whose code asks the person something requires input.
 """
 
 from __future__ import annotations
 
-import asyncio
 import hmac
 import json
-import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -33,34 +31,36 @@ from mcp_types import (
     TextContent,
 )
 
-from kernel_mcp.barriers import Barrier, explained, log_failure
 from kernel_mcp.errors import KernelMcpError
-from kernel_mcp.output.text import PREFIX, one_line
+from kernel_mcp.output.text import PREFIX
 from kernel_mcp.sessions.cell import FOLLOWED_S, Phase, Status
 from kernel_mcp.sessions.directory import Caller
 from kernel_mcp.sessions.notifications import PendingReceipt, ResponseContext
-from kernel_mcp.tools.calls import LASTING_KEY, OF_VIEW, Call, SessionCalls
+from kernel_mcp.sessions.questions import Answer, Question
+from kernel_mcp.tools.asking import answer_of, modes_of, question_in, request_of
+from kernel_mcp.tools.calls import LASTING_KEY, OF_VIEW, Call
 from kernel_mcp.tools.cells import MAX_SECONDS
+from kernel_mcp.tools.jobs import (
+    IDENTIFIER,
+    IN_MEMORY,
+    VERSIONS,
+    Job,
+    Jobs,
+    declared,
+    deliver,
+    last_line,
+)
 from kernel_mcp.tools.results import CELL_KEY, refusal
 from kernel_mcp.tools.task_ids import CellTask, sealed
 from kernel_mcp.units import limit_duration
 
-IDENTIFIER = "io.modelcontextprotocol/tasks"
-VERSIONS = frozenset({"2026-07-28"})
-"""Protocol versions with this extension; the tasks of 2025-11-25 are another one."""
 OF_CELLS = frozenset({"execute", "wait"})
-IN_MEMORY = frozenset({"run_cells", "run_script", "install"})
 GRACE_S = 5.0
 """Seconds until a call becomes a task, if its argument `wait` is not shorter."""
-KEPT_S = 3600.0
-MOST_JOBS = 16
-"""Tasks of one principal that run or whose results are kept, if they are in memory."""
-STATUS_CHARS = 200
 POLLS = ((15.0, 1000), (60.0, 2000))
 """Ages in seconds, and milliseconds between two polls up to them."""
 SLOWEST_POLL_MS = 5000
 MOST_FOLLOWED = 1000
-KEY_BYTES = 32
 UNKNOWN = "Task not found: it is unknown, or of another principal or server."
 SESSION_GONE = (
     "The cell of this task is not there: its session was closed, has expired, is used by another "
@@ -95,70 +95,15 @@ class UpdateParams(TaskParams):
     input_responses: dict[str, Any]
 
 
-class Job:
-    """A call in memory that may outlive its request. `receipt` is that of its answer."""
-
-    def __init__(self, tool: str, principal: str, key: bytes) -> None:
-        """`key` seals its id, by which later servers know that they do not have it."""
-        self.id = sealed(key, principal, (tool, secrets.token_hex(8)))
-        self.tool = tool
-        self.principal = principal
-        self.created = _now_ms()
-        self.receipt = PendingReceipt()
-        self.message = ""
-        self.answer: CallToolResult | None = None
-        self.done = anyio.Event()
-        self.ended_at = 0.0
-        self.scope = anyio.CancelScope()
-
-    async def tell(self, text: str) -> None:
-        """Set the status message to the last line of a progress report."""
-        self.message = _last_line(text) or self.message
-
-    async def run(self, calls: SessionCalls, arguments: Mapping[str, Any], call: Call) -> None:
-        """Call the tool. Raises nothing, and is not cancelled but by `scope`."""
-        try:
-            with self.scope:
-                self.answer = await calls.call(self.tool, arguments, call)
-        except Exception as error:  # noqa: BLE001  # logged, and told to the client
-            log_failure(error, f"answering {self.tool}")
-            self.answer = refusal(explained(error, f"answering {self.tool}"))
-        finally:
-            if self.answer is None:
-                self.receipt.lose()
-            self.ended_at = time.monotonic()
-            self.done.set()
-
-    @property
-    def fields(self) -> dict[str, Any]:
-        """Its state, as the fields of a task."""
-        if not self.done.is_set():
-            return _fields(self.id, "working", self.created, self.message)
-        if self.answer is None:
-            return _fields(self.id, "cancelled", self.created, CANCELLED[self.tool])
-        return _fields(self.id, "completed", self.created, "", self.answer)
-
-
 class Tasks(Extension):
-    """Answers calls by tasks, and the methods of tasks.
-
-    `key` returns the secret by which ids of cells are made; it must be that of earlier servers.
-    """
+    """Answers calls by tasks, and the methods of tasks."""
 
     identifier = IDENTIFIER
 
-    def __init__(
-        self,
-        calls: SessionCalls,
-        caller: Callable[[Context[Any, Any]], Caller],
-        key: Callable[[], bytes],
-    ) -> None:
-        self._calls = calls
+    def __init__(self, jobs: Jobs, caller: Callable[[Context[Any, Any]], Caller]) -> None:
+        self._calls = jobs.calls
+        self._jobs = jobs
         self._caller = caller
-        self._read_key = key
-        self._known_key = b""
-        self._jobs: dict[str, Job] = {}
-        self._running: set[asyncio.Task[None]] = set()
         self._polled: dict[tuple[str, str, int], tuple[float, frozenset[object]]] = {}
         """Time of the last poll, and names of the session, by principal, session and cell."""
 
@@ -178,23 +123,24 @@ class Tasks(Extension):
     ) -> HandlerResult:
         """Answer a call by its result, or by a task if it takes long."""
         of_tasks = params.name in OF_CELLS or params.name in IN_MEMORY
-        if not of_tasks or not _declared(ctx) or OF_VIEW in (ctx.meta or {}):
+        if not of_tasks or not declared(ctx) or OF_VIEW in (ctx.meta or {}):
             return await call_next(ctx)
         caller = self._caller_of(ctx)
         arguments, grace_s = _shortened(params.arguments or {})
         if params.name in IN_MEMORY:
-            if len(self._jobs_of(caller.principal)) >= MOST_JOBS:
+            if not self._jobs.has_room(caller.principal):
                 return await call_next(ctx)
             return await self._start_job(params.name, arguments, caller, ctx, grace_s)
         if params.name == "wait" and self._is_followed(caller.principal, arguments):
             return await call_next(ctx)  # its end is delivered anyway
-        key, receipt = await self._key(), PendingReceipt()
+        key, receipt = await self._jobs.key(), PendingReceipt()
         if grace_s is not None:
             arguments["wait"] = grace_s
         answer = await self._ask(params.name, arguments, caller, receipt, ctx)
         outcome, lasting = _outcome(answer), (answer.meta or {}).pop(LASTING_KEY, "")
+        question_in(answer)  # the first poll puts it
         if outcome is None or not _is_running(outcome):
-            _deliver(receipt, caller)
+            deliver(receipt, caller)
             return answer
         receipt.lose()
         task = CellTask(str(outcome["session"]), lasting, int(outcome["cell"]), _now_ms())
@@ -204,19 +150,6 @@ class Tasks(Extension):
             **_fields(task.id(key, caller.principal), "working", task.created, _doing(answer)),
         }
 
-    async def _key(self) -> bytes:
-        """Return the key of ids, which is read once.
-
-        If it cannot be read or made, as on a full disk, ids are valid until the server ends.
-        """
-        if not self._known_key:
-            with Barrier("reading the key of tasks"):
-                self._known_key = await anyio.to_thread.run_sync(self._read_key)
-            self._known_key = self._known_key or secrets.token_bytes(KEY_BYTES)
-        return self._known_key
-
-    # Jobs.
-
     async def _start_job(
         self,
         tool: str,
@@ -225,38 +158,21 @@ class Tasks(Extension):
         ctx: ServerRequestContext[Any, Any],
         grace_s: float | None,
     ) -> HandlerResult:
-        key = await self._key()
-        job = Job(tool, caller.principal, key)
         if tool == "run_cells" and grace_s is not None:
             arguments["wait"] = MAX_SECONDS
-        own = replace(caller, response=ResponseContext(job.receipt))
-        call = Call(own, job.tell, str(ctx.request_id), task=True)
-        self._jobs[job.id] = job
-        running = asyncio.get_running_loop().create_task(job.run(self._calls, arguments, call))
-        self._running.add(running)
-        running.add_done_callback(self._running.discard)
+        call = Call(caller, request_id=str(ctx.request_id), task=True, asks=modes_of(ctx))
+        job = await self._jobs.begin(tool, arguments, call)
         try:
             with anyio.move_on_after(GRACE_S if grace_s is None else grace_s):
-                await job.done.wait()
+                await job.settle(until_asked=True)
         except anyio.get_cancelled_exc_class():
-            job.scope.cancel()
-            del self._jobs[job.id]
+            self._jobs.cancel(job)
             raise
         if job.answer is None:
-            return {"resultType": "task", **job.fields}
-        del self._jobs[job.id]
-        _deliver(job.receipt, caller)
+            return {"resultType": "task", **_job_fields(job, asks=False)}
+        self._jobs.drop(job)
+        deliver(job.receipt, caller)
         return job.answer
-
-    def _jobs_of(self, principal: str) -> list[Job]:
-        """Return the jobs of a principal, after those were dropped that are no longer kept."""
-        oldest = time.monotonic() - KEPT_S
-        self._jobs = {
-            name: job
-            for name, job in self._jobs.items()
-            if not job.done.is_set() or job.ended_at > oldest
-        }
-        return [job for job in self._jobs.values() if job.principal == principal]
 
     # Cells.
 
@@ -267,12 +183,12 @@ class Tasks(Extension):
         caller: Caller,
         receipt: PendingReceipt,
         ctx: ServerRequestContext[Any, Any],
+        given: Answer | None = None,
     ) -> CallToolResult:
         """Call a tool for a task. What its answer reports is confirmed by `receipt`."""
         own = replace(caller, response=ResponseContext(receipt))
-        return await self._calls.call(
-            tool, arguments, Call(own, None, str(ctx.request_id), task=True)
-        )
+        call = Call(own, None, str(ctx.request_id), task=True, asks=modes_of(ctx), answer=given)
+        return await self._calls.call(tool, arguments, call)
 
     async def _state(
         self, name: str, task: CellTask, caller: Caller, ctx: ServerRequestContext[Any, Any]
@@ -283,7 +199,7 @@ class Tasks(Extension):
             receipt = PendingReceipt()
             answer = await self._ask("wait", arguments, caller, receipt, ctx)
             (answer.meta or {}).pop(LASTING_KEY, "")
-            outcome = _outcome(answer)
+            outcome, question = _outcome(answer), question_in(answer)
             if outcome is None:
                 receipt.lose()
                 if await self._restored(task, caller):
@@ -292,9 +208,9 @@ class Tasks(Extension):
             self._note_poll(caller.principal, task)
             if _is_running(outcome):
                 receipt.lose()
-                return _fields(name, "working", task.created, _doing(answer))
+                return _fields(name, "working", task.created, _doing(answer), question=question)
             self._polled.pop((caller.principal, task.session, task.cell), None)
-            _deliver(receipt, caller)
+            deliver(receipt, caller)
             return _fields(name, "completed", task.created, "", answer)
         gone = refusal(KernelMcpError(SESSION_GONE))
         return _fields(name, "completed", task.created, "", gone)
@@ -335,10 +251,10 @@ class Tasks(Extension):
 
     async def _get(self, ctx: ServerRequestContext[Any, Any], params: TaskParams) -> HandlerResult:
         caller = self._asking(ctx)
-        if (job := self._job(params.task_id, caller)) is not None:
+        if (job := self._jobs.find(params.task_id, caller.principal)) is not None:
             if job.answer is not None:
-                _deliver(job.receipt, caller)
-            return {"resultType": "complete", **job.fields}
+                deliver(job.receipt, caller)
+            return {"resultType": "complete", **_job_fields(job, asks=bool(modes_of(ctx)))}
         task = await self._lasting_task(params.task_id, caller)
         if isinstance(task, CellTask):
             state = await self._state(params.task_id, task, caller, ctx)
@@ -350,17 +266,26 @@ class Tasks(Extension):
     async def _update(
         self, ctx: ServerRequestContext[Any, Any], params: UpdateParams
     ) -> HandlerResult:
-        """Ignore answers: no task of this server asks for input."""
+        """Hand answers to the code that asked; those to no open question are dropped."""
         caller = self._asking(ctx)
-        if self._job(params.task_id, caller) is None:
-            await self._lasting_task(params.task_id, caller)
+        job = self._jobs.find(params.task_id, caller.principal)
+        task = None if job is not None else await self._lasting_task(params.task_id, caller)
+        for key, response in params.input_responses.items():
+            answer = answer_of(key, response)
+            if job is not None:
+                job.take(answer)
+            elif isinstance(task, CellTask) and key.startswith(f"{task.cell}-"):
+                receipt = PendingReceipt()
+                arguments = {"session": task.session, "cell": task.cell, "wait": 0}
+                await self._ask("wait", arguments, caller, receipt, ctx, answer)
+                receipt.lose()
         return {"resultType": "complete"}
 
     async def _cancel(
         self, ctx: ServerRequestContext[Any, Any], params: TaskParams
     ) -> HandlerResult:
         caller = self._asking(ctx)
-        job = self._job(params.task_id, caller)
+        job = self._jobs.find(params.task_id, caller.principal)
         if job is not None:
             job.scope.cancel()
             return {"resultType": "complete"}
@@ -372,16 +297,12 @@ class Tasks(Extension):
             receipt.lose()
         return {"resultType": "complete"}
 
-    def _job(self, name: str, caller: Caller) -> Job | None:
-        found = self._jobs.get(name)
-        return found if found is not None and found.principal == caller.principal else None
-
     async def _lasting_task(self, name: str, caller: Caller) -> CellTask | str:
         """Return the cell of a task that is not in memory, or the tool of one that was.
 
         Raises MCPError for an id that was not made for this caller.
         """
-        key = await self._key()
+        key = await self._jobs.key()
         if (found := CellTask.of(name, key, caller.principal)) is not None:
             return found
         tool, _, rest = name.partition(":")
@@ -392,7 +313,7 @@ class Tasks(Extension):
 
     def _asking(self, ctx: ServerRequestContext[Any, Any]) -> Caller:
         """Return the caller of a method of tasks. Raises MCPError unless it declares tasks."""
-        if not _declared(ctx):
+        if not declared(ctx):
             raise MCPError(
                 MISSING_REQUIRED_CLIENT_CAPABILITY,
                 f"This method is for clients that declare {IDENTIFIER} on the request.",
@@ -402,16 +323,6 @@ class Tasks(Extension):
 
     def _caller_of(self, ctx: ServerRequestContext[Any, Any]) -> Caller:
         return self._caller(Context(request_context=ctx, mcp_server=cast(Any, None)))
-
-
-def _declared(ctx: ServerRequestContext[Any, Any]) -> bool:
-    """Return True if the client declares tasks on this request; nothing else counts."""
-    found = ctx.session.client_capabilities
-    return (
-        ctx.protocol_version in VERSIONS
-        and found is not None
-        and IDENTIFIER in (found.extensions or {})
-    )
 
 
 def _shortened(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], float | None]:
@@ -440,30 +351,35 @@ def _is_running(outcome: Mapping[str, Any]) -> bool:
 def _doing(answer: CallToolResult) -> str:
     """Return the last line of output in an answer about a running cell, else what it waits for."""
     texts = [each.text for each in answer.content if isinstance(each, TextContent)]
-    lines = [_last_line(text) for text in texts if not text.startswith(PREFIX)]
+    lines = [last_line(text) for text in texts if not text.startswith(PREFIX)]
     phase = (_outcome(answer) or {}).get("phase", "")
     return next(filter(None, reversed(lines)), "") or _DOING.get(phase, "")
 
 
-def _last_line(text: str) -> str:
-    lines = [line for line in text.splitlines() if line.strip()]
-    return one_line(lines[-1])[:STATUS_CHARS] if lines else ""
-
-
-def _deliver(receipt: PendingReceipt, caller: Caller) -> None:
-    """Confirm `receipt` once the answer to the caller's request was delivered."""
-    caller.response.receipt.then(receipt.confirm, receipt.lose, receipt.cancel)
+def _job_fields(job: Job, *, asks: bool) -> dict[str, Any]:
+    """Return the state of a job as the fields of a task; with its question if the client `asks`."""
+    if not job.done.is_set():
+        question = job.question if asks else None
+        return _fields(job.id, "working", job.created, job.message, question=question)
+    if job.answer is None:
+        return _fields(job.id, "cancelled", job.created, CANCELLED[job.tool])
+    return _fields(job.id, "completed", job.created, "", job.answer)
 
 
 def _fields(
-    name: str, status: str, created: int, message: str, answer: CallToolResult | None = None
+    name: str,
+    status: str,
+    created: int,
+    message: str,
+    answer: CallToolResult | None = None,
+    question: Question | None = None,
 ) -> dict[str, Any]:
     """Return the fields of a task, as they are sent to clients."""
     now = _now_ms()
     age_s = (now - created) / 1000
     found: dict[str, Any] = {
         "taskId": name,
-        "status": status,
+        "status": status if question is None else "input_required",
         "createdAt": _iso(created),
         "lastUpdatedAt": _iso(now),
         "ttlMs": None,
@@ -471,6 +387,8 @@ def _fields(
     }
     if message:
         found["statusMessage"] = message
+    if question is not None:
+        found["inputRequests"] = {question.key: request_of(question)}
     if answer is not None:
         found["result"] = answer.model_dump(by_alias=True, mode="json", exclude_none=True)
     return found

@@ -13,11 +13,10 @@ import selectors
 import sys
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar
 
 from ipykernel.ipkernel import IPythonKernel
 from IPython.core.compilerop import CachingCompiler
-from IPython.core.error import StdinNotImplementedError
 from traitlets import Any as AnyTrait
 from traitlets import Type
 
@@ -31,6 +30,7 @@ from kernel_specs.restricted.console.tracebacks import forgetting
 from kernel_specs.restricted.hibernation.requests import SnapshotRequests
 from kernel_specs.restricted.interrupts import InterruptGate
 from kernel_specs.restricted.originals import signal
+from kernel_specs.restricted.questions import Questions
 from kernel_specs.restricted.service import ServiceThread
 from kernel_specs.restricted.session_loop import SessionLoop, run_to_end
 from kernel_specs.restricted.shell import Shell
@@ -91,6 +91,7 @@ class SandboxKernel(CheckpointRequests, SnapshotRequests, IPythonKernel):
         "kernel_mcp_packages_request",
         "kernel_mcp_script_request",
         "kernel_mcp_state_request",
+        "kernel_mcp_answer_request",
     ]
 
     def start(self) -> None:
@@ -107,6 +108,7 @@ class SandboxKernel(CheckpointRequests, SnapshotRequests, IPythonKernel):
         self._folders: dict[str, str] = {}
         self._usage = UsageMeter()
         self._memory_limit = 0
+        self._questions = Questions(self._publish_question)
         self.shell_handlers = {
             name: self._answered(handler) for name, handler in self.shell_handlers.items()
         }
@@ -226,10 +228,12 @@ class SandboxKernel(CheckpointRequests, SnapshotRequests, IPythonKernel):
             self.shell.number_cell(number)
         self._memory_limit = parent["content"].get("memory_bytes", 0)
         self.service.cell_started()
+        self._questions.begin(allowed=parent["content"].get("asks") is True)
         try:
             with self._in_folder_of(parent["content"].get("notebook", "")):
                 await super().execute_request(stream, ident, parent)
         finally:
+            self._questions.end()
             self.service.cell_ended()
 
     @contextlib.contextmanager
@@ -371,14 +375,25 @@ class SandboxKernel(CheckpointRequests, SnapshotRequests, IPythonKernel):
             self.gate.close()
 
     def raw_input(self, prompt: str = "") -> str:
-        """Send an input_request where the client accepts those. Raises StdinNotImplementedError."""
-        return str(super().raw_input(prompt)) if self._allow_stdin else _refuse_input("input()")
+        """Return a line of the person's. Raises EOFError, StdinNotImplementedError."""
+        if self._allow_stdin:
+            return str(super().raw_input(prompt))
+        return self._questions.ask("input()", str(prompt), secret=False)
 
     def getpass(self, prompt: str = "", stream: Any = None, **options: Any) -> str:
-        """Send an input_request for a secret. Raises StdinNotImplementedError as `raw_input`."""
-        if not self._allow_stdin:
-            return _refuse_input("getpass()")
-        return str(super().getpass(prompt, stream, **options))
+        """Return a line that is a secret. Raises EOFError, StdinNotImplementedError."""
+        if self._allow_stdin:
+            return str(super().getpass(prompt, stream, **options))
+        return self._questions.ask("getpass()", str(prompt), secret=True)
+
+    def _publish_question(self, content: dict[str, Any]) -> None:
+        self.session.send(self.iopub, "input_request", content, self.get_parent("shell"))
+        self.iopub.pump()
+
+    async def kernel_mcp_answer_request(self, stream: Any, ident: Any, parent: Any) -> None:
+        """Hand an answer to the code that waits for it (service thread)."""
+        self._questions.take(parent["content"])
+        self.session.send(stream, "kernel_mcp_answer_reply", {}, parent, ident)
 
     async def kernel_mcp_prewarm_request(self, stream: Any, ident: Any, parent: Any) -> None:
         """Run a cell with all its messages, which allocates their memory, and drop its traces."""
@@ -442,10 +457,3 @@ def _exit_code(error: BaseException | None) -> int:
     if not isinstance(error, SystemExit):
         return 130 if isinstance(error, KeyboardInterrupt) else 1
     return error.code & 0xFF if isinstance(error.code, int) else int(error.code is not None)
-
-
-def _refuse_input(what: str) -> NoReturn:
-    raise StdinNotImplementedError(  # no EOFError: debuggers would end silently
-        f"{what} has nobody to ask in this session: put the value into the code instead, as in "
-        "name = 'value'"
-    )

@@ -127,7 +127,14 @@ class FakeKernel:
     def missed(self, run: Run) -> bool:
         return self.exit is not None and not run.begun
 
-    def submit(self, code: str, sink: Sink, number: int | None = None, notebook: str = "") -> Run:
+    def submit(
+        self,
+        code: str,
+        sink: Sink,
+        number: int | None = None,
+        notebook: str = "",
+        asks: object = None,
+    ) -> Run:
         if self.exit is not None:
             raise LaunchError("The kernel's shell channel is closed. Call reset.")
         run = Run(sink)

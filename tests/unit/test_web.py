@@ -14,5 +14,5 @@ def test_a_grant_that_the_server_does_not_have_is_logged(caplog: pytest.LogCaptu
     (record,) = caplog.records
     assert "row 3 of the tokens file names the door mount:/c" in record.getMessage()
     assert "attach, device:/dev/kvm, env:TOKEN" in record.getMessage()
-    warn_of_unknown_grants(Settings(), {"network": "row 2"})
+    warn_of_unknown_grants(Settings(ask=()), {"network": "row 2"})
     assert caplog.records[-1].getMessage().endswith("it has none")

@@ -24,13 +24,14 @@ ALL = Settings(
 )
 NAMES = {
     *("mount:/a", "mount:/b", "network", "device:/dev/kvm", "env:TOKEN", "secret:KEY", "attach"),
-    *("kernel:r", "kernel:bash"),
+    *("kernel:r", "kernel:bash", "ask"),
 }
 
 
 def test_every_grant_has_a_name() -> None:
     assert grant_names(ALL) == NAMES
-    assert grant_names(Settings()) == frozenset()
+    assert grant_names(Settings()) == {"ask"}
+    assert grant_names(Settings(ask=())) == frozenset()
     assert grant_names(ALL, ["network", "mount:/c", "env:TOKEN"]) == {"network", "env:TOKEN"}
     assert grant_names(ALL, ["network", "*"]) == NAMES
 
@@ -45,6 +46,7 @@ def test_every_grant_has_a_name() -> None:
         ("secret:KEY", "secrets", ALL.secrets),
         ("attach", "attach", ALL.attach),
         ("kernel:bash", "kernels", ALL.kernels[1:]),
+        ("ask", "ask", ALL.ask),
     ],
 )
 def test_a_principal_has_what_its_row_names_and_nothing_else(
@@ -58,7 +60,9 @@ def test_a_principal_has_what_its_row_names_and_nothing_else(
 def test_a_star_grants_all_and_no_name_nothing() -> None:
     assert restricted_to(ALL, ["*"]) == restricted_to(ALL, sorted(NAMES)) == ALL
     assert (
-        restricted_to(ALL, []) == restricted_to(ALL, ["mount:/c", "mount", "secret"]) == Settings()
+        restricted_to(ALL, [])
+        == restricted_to(ALL, ["mount:/c", "mount", "secret"])
+        == Settings(ask=())
     )
 
 

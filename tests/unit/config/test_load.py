@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from kernel_mcp.config.grants import restricted_to
 from kernel_mcp.config.load import load, settings_from
 from kernel_mcp.config.mounts import Mount
 from kernel_mcp.config.settings import OPTIONS, Limits, Settings
@@ -196,6 +197,7 @@ WIDER = {
     "tools": '"core,files"',
     "network": '"other.example.com"',
     "persist": '"3G,7d"',
+    "ask": '"1h"',
     "checkpoints": '"auto"',
 }
 NARROWER = {
@@ -222,6 +224,7 @@ NARROWER = {
     "network": ('"a.example.com"', ("a.example.com",)),
     "persist": ('"off"', None),
     "checkpoints": ('"off"', "off"),
+    "ask": ('"1m"', (60.0,)),
 }
 PERMITTED: dict[str, str | list[str]] = {
     "cpu": "30",
@@ -518,3 +521,23 @@ def test_a_home_folder_that_nobody_has_is_nothing_but_a_mistake_in_any_option(
     for given in ("~no-such-user/place", ["~no-such-user/place"]):
         with suppress(ConfigError):
             load({name: given}, {}, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("flags", "seconds"),
+    [
+        ({}, (600.0,)),
+        ({"ask": "off"}, ()),
+        ({"ask": "90"}, (90.0,)),
+        ({"http": "127.0.0.1:0"}, ()),
+        ({"http": "127.0.0.1:0", "ask": "1m"}, (60.0,)),
+        ({"http": "127.0.0.1:0", "tokens": "rows"}, (600.0,)),
+    ],
+)
+def test_nobody_is_asked_over_http_unless_rows_or_a_flag_say_so(
+    tmp_path: Path, flags: dict[str, str | list[str]], seconds: tuple[float, ...]
+) -> None:
+    settings = load(flags, {}, tmp_path)
+    assert settings.ask == seconds
+    assert restricted_to(settings, ()).ask == ()
+    assert restricted_to(settings, ("ask",)).ask == seconds

@@ -145,10 +145,14 @@ async def test_a_cell_whose_kernel_was_gone_runs_on_a_fresh_one(
             submit = kernel.submit
 
             def die_first(
-                code: str, sink: Sink, number: int | None = None, notebook: str = ""
+                code: str,
+                sink: Sink,
+                number: int | None = None,
+                notebook: str = "",
+                asks: object = None,
             ) -> Run:
                 kernel.die()
-                return submit(code, sink, number, notebook)
+                return submit(code, sink, number, notebook, asks)
 
             kernel.submit = die_first  # type: ignore[method-assign]
         cell = await ended(session.submit("b = 2", 0.0))

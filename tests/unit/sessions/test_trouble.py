@@ -116,9 +116,7 @@ async def test_a_cell_that_cannot_be_sent_leaves_the_variables(
     async with manager.running():
         session = await with_data(manager)
 
-        def submit(
-            self: FakeKernel, code: str, sink: Sink, number: int | None = None, notebook: str = ""
-        ) -> Run:
+        def submit(self: FakeKernel, code: str, sink: Sink, *_: object) -> Run:
             raise failure()
 
         with monkeypatch.context() as patched:

@@ -1,0 +1,210 @@
+"""Questions that the code of a cell asks a person, such as `input()`, and their answers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Literal, Protocol, TypeAlias
+
+import anyio
+
+from kernel_mcp.kernels.run import InputRequest
+from kernel_mcp.output.items import Item, TextItem
+from kernel_mcp.output.text import one_line
+from kernel_mcp.records import dataclass
+
+Mode: TypeAlias = Literal["form", "url"]
+"""Modes of MCP elicitation: a form of the client, or a page at an address."""
+Action: TypeAlias = Literal["accept", "decline", "cancel"]
+
+PROMPT_CHARS = 500
+PRINTED_CHARS = 300
+"""Longest excerpt of what the cell printed just before it asked."""
+PRINTED_LINES = 3
+ANSWER_CHARS = 100_000
+MOST_QUESTIONS = 100
+"""Questions of one cell."""
+NOBODY = "nobody"
+"""Action that the kernel is sent if nobody can be asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The answer of a person to the question with `key`; `value` counts if it is accepted."""
+
+    key: str
+    action: Action
+    value: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A question that is open.
+
+    key      identifies it among those of its cell
+    cell     number of the cell
+    prompt   text of the code on one line; hostile
+    printed  end of the output since the last question, on one line; hostile
+    secret   True for `getpass()`
+    """
+
+    key: str
+    cell: int
+    prompt: str
+    printed: str = ""
+    secret: bool = False
+
+    @property
+    def words(self) -> str:
+        """The text for a person. It begins with who asks, which the code cannot change."""
+        before = f" (It printed before: {self.printed})" if self.printed else ""
+        return f"Code in notebook cell {self.cell} asks: {self.prompt or '(no prompt)'}{before}"
+
+
+class AskingCell(Protocol):
+    """The part of a cell that its questions use."""
+
+    number: int
+
+    def rest(self, *, resting: bool) -> None:
+        """Stop the clock of the cell's time limit, or start it again."""
+
+    def printed(self) -> list[Item]:
+        """Return the output since the last call."""
+
+    def note_change(self) -> None:
+        """Wake all who wait for a change of the cell."""
+
+
+class Questions:
+    """The questions of one cell, of which one is open at a time."""
+
+    def __init__(
+        self, cell: AskingCell, seconds: float, modes: frozenset[str], note: Callable[..., None]
+    ) -> None:
+        """A person has `seconds` for each; the client of the call declares `modes`.
+
+        `note` records the facts about each question for the audit trail, without its text.
+        """
+        self.open: Question | None = None
+        self.reply: Callable[[str, str, str], None] = lambda _key, _action, _value: None
+        """Sends key, action and value to the kernel."""
+        self._cell = cell
+        self._seconds = seconds
+        self._modes = modes
+        self._note = note
+        self._kernel_key = ""
+        self._nobody = False
+        """True once the client has answered that it asks nobody."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._ends: Counter[str] = Counter()
+        self._opening: set[anyio.CancelScope] = set()
+        self._closing: set[anyio.CancelScope] = set()
+
+    def take(self, request: InputRequest) -> None:
+        """Open the question of a kernel, or withdraw that which its code no longer asks."""
+        if request.withdrawn:
+            if request.key == self._kernel_key:
+                self.withdraw()
+            return
+        self.withdraw()
+        number = self._ends.total() + 1
+        mode: Mode = "url" if request.secret else "form"
+        if self._nobody or mode not in self._modes or number > MOST_QUESTIONS:
+            self.reply(request.key, NOBODY, "")
+            return
+        self._kernel_key = request.key
+        self.open = Question(
+            f"{self._cell.number}-{number}",
+            self._cell.number,
+            one_line(request.prompt.strip(), PROMPT_CHARS),
+            _excerpt(self._cell.printed()),
+            request.secret,
+        )
+        self._cell.rest(resting=True)
+        self._timer = asyncio.get_running_loop().call_later(self._seconds, self._give_up)
+        for scope in self._opening:
+            scope.cancel()
+        self._cell.note_change()
+
+    def answer(self, answer: Answer) -> None:
+        """Send an answer to the code; one to no open question is dropped."""
+        if self.open is None or answer.key != self.open.key:
+            return
+        self._nobody = self._nobody or answer.action == "cancel"
+        value = answer.value[:ANSWER_CHARS] if answer.action == "accept" else ""
+        self.reply(self._kernel_key, NOBODY if self._nobody else answer.action, value)
+        self._close(answer.action, len(value))
+
+    def withdraw(self) -> None:
+        """Close the open question: the cell has ended, or its code no longer waits."""
+        self._close("withdraw", 0)
+
+    @contextmanager
+    def ending(self, scope: anyio.CancelScope) -> Iterator[None]:
+        """Cancel `scope` inside the block once a question is open."""
+        if self.open is not None:
+            scope.cancel()
+        self._opening.add(scope)
+        try:
+            yield
+        finally:
+            self._opening.discard(scope)
+
+    @contextmanager
+    def while_open(self, scope: anyio.CancelScope) -> Iterator[None]:
+        """Cancel `scope` inside the block once the open question is closed."""
+        self._closing.add(scope)
+        try:
+            yield
+        finally:
+            self._closing.discard(scope)
+
+    @property
+    def words(self) -> list[str]:
+        """A notice of how many questions were asked; none for none."""
+        ends = [f"{count} {_DID[end]}" for end, count in self._ends.items()]
+        most = self._ends.total() >= MOST_QUESTIONS
+        bound = f". One cell may ask {MOST_QUESTIONS} times" if most else ""
+        return [f"The code asked the person: {', '.join(ends)}{bound}"] if ends else []
+
+    def _give_up(self) -> None:
+        self.reply(self._kernel_key, "late", f"{self._seconds:g} s")
+        self._close("late", 0)
+
+    def _close(self, end: str, length: int) -> None:
+        question, self.open = self.open, None
+        if question is None:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        for scope in self._closing:
+            scope.cancel()
+        self._ends[end] += 1
+        self._note(
+            cell=question.cell,
+            secret=question.secret,
+            prompt_chars=len(question.prompt),
+            answer=end,
+            answer_chars=length,
+        )
+        self._cell.rest(resting=False)
+        self._cell.note_change()
+
+
+_DID = {
+    "accept": "answered",
+    "decline": "declined",
+    "cancel": "not asked, as the client cancelled",
+    "late": "not answered in time",
+    "withdraw": "withdrawn",
+}
+
+
+def _excerpt(items: list[Item]) -> str:
+    """Return the last lines of the text in `items`, on one line."""
+    text = next((each.text for each in reversed(items) if isinstance(each, TextItem)), "")
+    lines = [line.strip() for line in text[-PRINTED_CHARS:].splitlines() if line.strip()]
+    return one_line(" / ".join(lines[-PRINTED_LINES:]), PRINTED_CHARS)

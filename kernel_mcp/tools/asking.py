@@ -1,0 +1,123 @@
+"""Questions of code to a person: how tools put them, and how clients are asked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from functools import partial
+from typing import Any
+
+import anyio
+from mcp.server.context import ServerRequestContext
+from mcp_types import CallToolResult
+from pydantic import BaseModel
+
+from kernel_mcp.barriers import Barrier
+from kernel_mcp.config.settings import Settings
+from kernel_mcp.sessions.cell import Cell
+from kernel_mcp.sessions.questions import Answer, Mode, Question, Questions
+from kernel_mcp.sessions.session import Session
+from kernel_mcp.tools.calls import QUESTION_KEY, Call
+from kernel_mcp.tools.results import notice_block
+
+ACTIONS = ("accept", "decline", "cancel")
+FIELD = "answer"
+"""The only field of a form."""
+WAITS = "Cell {} waits until a person has answered a question of its code"
+
+
+def may_ask(session: Session, cell: Cell, call: Call, settings: Settings) -> None:
+    """Let the code of a cell ask the person, if the settings and the client of the call permit.
+
+    To be called before the cell begins. No other kernels than our own ask.
+    """
+    if settings.ask and call.asks:
+        note = partial(session.events.note, "question")
+        cell.questions = Questions(cell, settings.ask[0], call.asks, note)
+
+
+async def followed(session: Session, cell: Cell, wait_s: float, call: Call) -> None:
+    """Follow a cell for `wait_s` seconds, as `CellScheduler.follow`.
+
+    A question of its code ends that, or is put to the person by `call.ask`; while that is open, the
+    time does not end.
+    """
+    follow, questions = session.scheduler.follow, cell.questions
+    if questions is None or call.ask is None:
+        await follow(cell, wait_s, call.progress, until_asked=bool(call.asks))
+        return
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(_put, cell, questions, call)
+        await follow(cell, wait_s, call.progress)
+        changes = 0
+        while questions.open is not None:
+            changes = await cell.changed(changes)
+        tasks.cancel_scope.cancel()
+
+
+async def _put(cell: Cell, questions: Questions, call: Call) -> None:
+    """Put each question of a cell to the person, until the cell ends."""
+    assert call.ask is not None
+    changes = 0
+    while not cell.finished.is_set():
+        question = questions.open
+        if question is None:
+            changes = await cell.changed(changes)
+            continue
+        answer = Answer(question.key, "cancel")
+        scope = anyio.CancelScope()
+        with Barrier("asking the person"), questions.while_open(scope), scope:
+            answer = await call.ask(question)
+        questions.answer(answer)
+
+
+def with_question(cell: Cell, call: Call, result: CallToolResult) -> CallToolResult:
+    """Return an answer with the open question of its cell, or with a notice of it."""
+    question = cell.questions.open if cell.questions is not None else None
+    if question is None:
+        return result
+    if not call.asks or call.ask is not None:
+        result.content.append(notice_block(WAITS.format(cell.number)))
+        return result
+    meta = {**(result.meta or {}), QUESTION_KEY: asdict(question)}
+    return result.model_copy(update={"meta": meta})
+
+
+def question_in(result: CallToolResult) -> Question | None:
+    """Remove the question from an answer, and return it; None for none."""
+    row = (result.meta or {}).pop(QUESTION_KEY, None)
+    return Question(**row) if isinstance(row, dict) else None
+
+
+def modes_of(ctx: ServerRequestContext[Any, Any]) -> frozenset[Mode]:
+    """Return the modes of elicitation that the client declares; an empty object means forms."""
+    capabilities = ctx.session.client_capabilities
+    found = capabilities.elicitation if capabilities is not None else None
+    if found is None:
+        return frozenset()
+    modes: set[Mode] = {"url"} if found.url is not None else set()
+    return frozenset(modes | ({"form"} if found.form is not None or not modes else set()))
+
+
+def request_of(question: Question) -> dict[str, Any]:
+    """Return the request of the protocol that puts a question, as JSON."""
+    schema = {
+        "type": "object",
+        "properties": {FIELD: {"type": "string", "title": "Answer"}},
+        "required": [FIELD],
+    }
+    params = {"mode": "form", "message": question.words, "requestedSchema": schema}
+    return {"method": "elicitation/create", "params": params}
+
+
+def answer_of(key: str, response: object) -> Answer:
+    """Return the answer in a client's response, which may be anything."""
+    if isinstance(response, BaseModel):
+        response = response.model_dump()
+    if not isinstance(response, Mapping):
+        return Answer(key, "cancel")
+    action, content = response.get("action"), response.get("content")
+    value = content.get(FIELD) if isinstance(content, Mapping) else None
+    if action not in ACTIONS:
+        return Answer(key, "cancel")
+    return Answer(key, action, "" if value is None else str(value))

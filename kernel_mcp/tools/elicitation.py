@@ -1,0 +1,164 @@
+"""Questions of code, put to clients that take no tasks.
+
+2026-07-28       the answer to the call is the question; the client repeats the call with its
+                 answer, which joins the cell or the job: code never runs twice
+handshake era    a request to the client while its call is open
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hmac
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import anyio
+from mcp.server.mcpserver import Context
+from mcp.server.request_state import InvalidRequestState, RequestStateSecurity
+from mcp_types import CallToolResult, InputRequiredResult
+
+from kernel_mcp.errors import InputError
+from kernel_mcp.sessions.notifications import PendingReceipt, ResponseContext
+from kernel_mcp.sessions.questions import Answer, Question
+from kernel_mcp.tools.asking import answer_of, modes_of, question_in, request_of
+from kernel_mcp.tools.calls import Call
+from kernel_mcp.tools.jobs import VERSIONS, Job, Jobs, declared, deliver
+from kernel_mcp.tools.results import CELL_KEY, refusal
+
+CELLS = frozenset({"execute", "wait"})
+RUNS = frozenset({"run_cells", "run_script"})
+"""Tools whose calls are jobs."""
+STATE_S = 7 * 24 * 3600.0
+"""Seconds for which the state of an asked client is valid: longer than a person may think."""
+GONE = (
+    "The call that asked this has no result here: it has ended, or the server was started again. "
+    "Look with wait what became of the cell before you run the code again."
+)
+
+
+class SealedState:
+    """A codec for states that clients carry. The SDK's own, which encrypts, takes 1 MB."""
+
+    def __init__(self, key: Callable[[], bytes]) -> None:
+        """`key` is called once, at the first use."""
+        self._read_key = key
+        self._key = b""
+
+    def seal(self, payload: bytes) -> str:
+        """Return the payload with its authentication code, as text."""
+        return f"{base64.urlsafe_b64encode(payload).decode()}.{self._mac(payload)}"
+
+    def unseal(self, token: str) -> bytes:
+        """Return the payload. Raises InvalidRequestState."""
+        text, _, mac = token.rpartition(".")
+        try:
+            payload = base64.b64decode(text.encode(), altchars=b"-_", validate=True)
+        except (binascii.Error, ValueError) as error:
+            raise InvalidRequestState("malformed") from error
+        if not hmac.compare_digest(self._mac(payload).encode(), mac.encode()):
+            raise InvalidRequestState("another server's, or changed")
+        return payload
+
+    def _mac(self, payload: bytes) -> str:
+        self._key = self._key or self._read_key()
+        return hmac.new(self._key, b"state:" + payload, "sha256").hexdigest()
+
+
+def state_security(key: Callable[[], bytes]) -> RequestStateSecurity:
+    """Return the policy by which the SDK binds states to calls, principals and times."""
+    return RequestStateSecurity(codec=SealedState(key), ttl=STATE_S)
+
+
+class Elicitation:
+    """Calls tools for clients without tasks, and puts the questions of their code."""
+
+    def __init__(self, jobs: Jobs) -> None:
+        self._jobs = jobs
+
+    async def call(
+        self, tool: str, arguments: dict[str, Any], call: Call, context: Context[Any, Any]
+    ) -> CallToolResult | InputRequiredResult:
+        """Call a tool; return its answer, or the question of its code."""
+        ctx = context.request_context
+        modes = modes_of(ctx)
+        if tool not in CELLS | RUNS or not modes or call.of_view or declared(ctx):
+            return await self._jobs.calls.call(tool, arguments, call)
+        call = replace(call, asks=modes)
+        if ctx.protocol_version not in VERSIONS:
+            call = replace(call, ask=partial(_put, context))
+            return await self._jobs.calls.call(tool, arguments, call)
+        answers = [answer_of(key, each) for key, each in (context.input_responses or {}).items()]
+        if tool in RUNS:
+            return await self._job(tool, arguments, call, context.request_state, answers)
+        return await self._cell(tool, arguments, call, context.request_state, answers)
+
+    async def _cell(
+        self,
+        tool: str,
+        arguments: dict[str, Any],
+        call: Call,
+        state: str | None,
+        answers: list[Answer],
+    ) -> CallToolResult | InputRequiredResult:
+        caller, receipt = call.caller, PendingReceipt()
+        call = replace(call, caller=replace(caller, response=ResponseContext(receipt)))
+        if state is not None:
+            known = json.loads(state)
+            wait = {"wait": arguments["wait"]} if "wait" in arguments else {}
+            tool, arguments = "wait", {**wait, "session": known["session"], "cell": known["cell"]}
+            call = replace(call, answer=answers[0] if answers else None)
+        answer = await self._jobs.calls.call(tool, arguments, call)
+        question = question_in(answer)
+        if question is None:
+            deliver(receipt, caller)
+            return answer
+        receipt.lose()
+        outcome: Mapping[str, Any] = (answer.meta or {})[CELL_KEY]
+        return _asking(question, json.dumps({k: outcome[k] for k in ("session", "cell")}))
+
+    async def _job(
+        self,
+        tool: str,
+        arguments: dict[str, Any],
+        call: Call,
+        state: str | None,
+        answers: list[Answer],
+    ) -> CallToolResult | InputRequiredResult:
+        job: Job | None
+        if state is not None:
+            if (job := self._jobs.find(state, call.caller.principal)) is None:
+                return refusal(InputError(GONE))
+            for each in answers:
+                job.take(each)
+        elif not self._jobs.has_room(call.caller.principal):
+            return await self._jobs.calls.call(tool, arguments, replace(call, asks=frozenset()))
+        else:
+            job = await self._jobs.begin(tool, arguments, call)
+        try:
+            await job.settle(until_asked=True)
+        except anyio.get_cancelled_exc_class():
+            self._jobs.cancel(job)
+            raise
+        if job.question is not None and not job.done.is_set():
+            return _asking(job.question, job.id)
+        self._jobs.drop(job)
+        deliver(job.receipt, call.caller)
+        return job.answer if job.answer is not None else refusal(InputError(GONE))
+
+
+def _asking(question: Question, state: str) -> InputRequiredResult:
+    requests = {question.key: request_of(question)}
+    return InputRequiredResult.model_validate({"inputRequests": requests, "requestState": state})
+
+
+async def _put(context: Context[Any, Any], question: Question) -> Answer:
+    """Put a question to a client of the handshake era, inside its call."""
+    params = request_of(question)["params"]
+    result = await context.session.elicit_form(
+        params["message"], params["requestedSchema"], context.request_id
+    )
+    return answer_of(question.key, result)
