@@ -19,7 +19,7 @@ from kernel_mcp.stdio import Answers, Requests
 from kernel_mcp.stdio_lines import StdioLines
 from kernel_mcp.tool_context import ToolContext
 from kernel_mcp.tools.app import MIME, VIEW, Views, page
-from kernel_mcp.tools.calls import SessionCalls
+from kernel_mcp.tools.calls import SessionCalls, program_of
 from kernel_mcp.tools.elicitation import Elicitation, state_security
 from kernel_mcp.tools.jobs import Jobs
 from kernel_mcp.tools.local import LocalCalls
@@ -41,7 +41,7 @@ class StdioCallers:
     def of(self, context: Context[Any, Any]) -> Caller:
         """See `Callers`."""
         response = ResponseContext(self._deliveries.expect(context.request_id))
-        return Caller(default=self._default, response=response)
+        return Caller(default=self._default, program=program_of(context), response=response)
 
 
 class Callers(Protocol):

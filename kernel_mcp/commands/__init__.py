@@ -207,7 +207,8 @@ Sessions of running servers, and those that outlive theirs: each is there again 
 in its folder.
 
   list                    all of this user, with the folder of each; and those that servers of
-                          this user have now, with principal, state, memory, cells and age
+                          this user have now, with principal, state, memory, cells, age, and
+                          the cells that tasks of clients follow
   join [SESSION]          print the connection file through which people's programs, such as
                           `jupyter console --existing FILE`, work in a running session beside
                           its agent; a handle or a name, needed where there are several
@@ -287,7 +288,10 @@ def _list_running(state: Path) -> int:
         for each in sessions:
             called = one_line(f"{each['session']}  {each['name'] or '-'}  {each['principal']}")
             size, age = _bytes(each["memory_bytes"]), _age(each["age_s"])
-            print(f"{called}  {each['state']}, {size}, {_cells(each['cells'])}, {age} old")
+            facts = [each["state"], size, _cells(each["cells"]), f"{age} old"]
+            if tasks := each.get("tasks"):  # a server of an earlier version has none
+                facts.append(f"followed by tasks: {', '.join(map(str, tasks))}")
+            print(f"{called}  {', '.join(facts)}")
         where = f"on {server['http']}" if server["http"] else "on stdin and stdout"
         count = "1 session" if len(sessions) == 1 else f"{len(sessions)} sessions"
         size = _bytes(sum(each["memory_bytes"] for each in sessions))

@@ -24,7 +24,7 @@ class Moved:
     node: str = ""
 
 
-_FIELDS = ("principal", "default", "known", "client", "request")
+_FIELDS = ("principal", "default", "known", "client", "program", "request")
 
 
 def caller_row(caller: Caller) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from starlette.requests import Request
@@ -10,6 +11,7 @@ from kernel_mcp.http.connections import state_of
 from kernel_mcp.identity import Principal
 from kernel_mcp.sessions.directory import Caller
 from kernel_mcp.sessions.notifications import NO_RECEIPT, RequestId, ResponseContext
+from kernel_mcp.tools.calls import program_of
 
 DEFAULT = "default"
 """Key of the default session of an authenticated principal."""
@@ -64,7 +66,8 @@ class HttpCallers:
     def of(self, context: Any) -> Caller:
         """Return the caller of a tool or resource call with this context of the SDK."""
         request = context.request_context.request
-        return caller_of(request, context.request_id, authenticated=self._authenticated)
+        caller = caller_of(request, context.request_id, authenticated=self._authenticated)
+        return replace(caller, program=program_of(context))
 
     def of_request(self, request: Request) -> Caller:
         """Return the caller of a request that is not an MCP call."""

@@ -47,7 +47,7 @@ async def summary_of(session: Session, now: float) -> dict[str, Any]:
     """Return a summary of a session; `now` is the time by the clock of sessions, in seconds.
 
     Its field `persisted_id` is that of the persisted entry, the same on later servers; empty for
-    none.
+    none. `tasks` are the numbers of cells that have not ended and that MCP tasks follow.
     """
     kernel, used = session.kernel, 0
     if kernel is not None and kernel.exit is None:
@@ -62,6 +62,11 @@ async def summary_of(session: Session, now: float) -> dict[str, Any]:
         "memory_bytes": used,
         "age_s": round(now - session.created, 1),
         "cells": len(session.cells),
+        "tasks": [
+            cell.number
+            for cell in session.cells.unreported
+            if cell.outcome is None and cell.is_followed(now)
+        ],
     }
 
 

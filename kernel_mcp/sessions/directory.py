@@ -9,10 +9,12 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import field
+from functools import partial
 
 from kernel_mcp.errors import InputError, SessionGone, SessionNotFound
 from kernel_mcp.identity import LOCAL, Principal
 from kernel_mcp.records import dataclass
+from kernel_mcp.sessions.cell import Cell
 from kernel_mcp.sessions.losses import lost_names
 from kernel_mcp.sessions.notifications import ResponseContext
 from kernel_mcp.sessions.persistence import DEFAULT_NAME, Persistence
@@ -27,8 +29,12 @@ NAME = re.compile(r"(?!\.+$)[A-Za-z0-9._-]{1,64}")
 HANDLE = re.compile(r"s-[A-Za-z0-9_-]{12}(\.[a-z0-9-]{1,32})?")
 """Valid handles of sessions; those of a fleet end with the name of a node."""
 SHARED = (
-    "default session, last used by another client {}; create_session for your own. Variables and "
+    "default session, last used by another client{} {}; create_session for your own. Variables and "
     "files of this one are those of all clients of your principal"
+)
+OVERLAPS = (
+    "this cell had to wait for cell {}, of another call{}: cells of one session run in order. "
+    "Agents that work side by side take a session each, by create_session"
 )
 MOST_CLIENTS = 50
 """Clients of a default session that are distinguished; the least recent are forgotten."""
@@ -42,7 +48,8 @@ class Caller:
     `default` is empty if there is no default session, as over HTTP without a session id. `known` is
     False for a caller that cannot be distinguished from others; its answers name the handle to pass
     on. `client` identifies a client among those of its principal, empty if unknown. `request` is
-    the id of the HTTP request. `response` is the context of the answer to the call.
+    the id of the HTTP request. `response` is the context of the answer to the call. `program` is
+    name and version of the client, as it says itself.
     """
 
     principal: str = LOCAL
@@ -52,6 +59,11 @@ class Caller:
     client: str = field(default="", compare=False)
     response: ResponseContext = field(default_factory=ResponseContext, compare=False)
     request: str = field(default="", compare=False)
+    program: str = field(default="", compare=False)
+
+
+def _named(program: str) -> str:
+    return f" ({program})" if program else ""
 
 
 def ago(seconds: float) -> str:
@@ -89,8 +101,10 @@ class SessionDirectory:
         self._defaults: dict[tuple[str, str], str] = {}
         self._undelivered: dict[tuple[str, str], str] = {}
         """The last text for a default session that is not open, by its key."""
-        self._clients: dict[str, OrderedDict[str, float]] = {}
-        """Time of the last use of a default session, by handle and client."""
+        self._clients: dict[str, OrderedDict[str, tuple[float, str]]] = {}
+        """Time of the last use of a default session, and the program, by handle and client."""
+        self._overlapped: dict[str, set[str]] = {}
+        """Clients that know of overlapping calls in a default session, by its handle."""
 
     @property
     def sessions(self) -> list[Session]:
@@ -110,6 +124,7 @@ class SessionDirectory:
         del self._sessions[session.handle]
         self._ended_ran = max(self._ended_ran, session.scheduler.last_ran)
         self._clients.pop(session.handle, None)
+        self._overlapped.pop(session.handle, None)
 
     @asynccontextmanager
     async def opening(self) -> AsyncIterator[None]:
@@ -244,12 +259,27 @@ class SessionDirectory:
             return
         now, known = self._clock(), self._clients.setdefault(session.handle, OrderedDict())
         if caller.client not in known and known:
-            last = now - next(reversed(known.values()))
-            caller.response.remarks.append(SHARED.format(ago(last)))
-        known[caller.client] = now
+            last, program = next(reversed(known.values()))
+            caller.response.remarks.append(SHARED.format(_named(program), ago(now - last)))
+            forget = partial(known.pop, caller.client, None)
+            caller.response.receipt.then(lambda: None, forget)
+        known[caller.client] = now, caller.program
         known.move_to_end(caller.client)
         if len(known) > MOST_CLIENTS:
             known.popitem(last=False)
+
+    def note_overlap(self, caller: Caller, session: Session, cell: Cell) -> None:
+        """Tell a client, once, that a cell of its waits for that of another call or client.
+
+        Only in a default session: who names a session has chosen it.
+        """
+        ahead, told = session.queue.before(cell), self._overlapped.setdefault(session.handle, set())
+        if ahead is None or ahead.author or caller.client in told:
+            return
+        other = ahead.calls > 0 or ahead.origin.program != caller.program
+        if other and self.default(caller) is session:
+            cell.notice(OVERLAPS.format(ahead.number, _named(ahead.origin.program)))
+            told.add(caller.client)
 
     def note_end(self, session: Session, why: str) -> None:
         """Record the end of a session and its losses, for the owner's next call."""

@@ -102,6 +102,7 @@ class SessionEvents:
             "cell",
             cell=cell.number,
             author=cell.author,
+            client=cell.origin.program,
             code_sha256=_sha256(cell.code.encode("utf-8", "replace")),
             status=cell.status.value,
             cause=cause,

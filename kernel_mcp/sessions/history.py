@@ -26,6 +26,7 @@ from kernel_mcp.records import dataclass
 from kernel_mcp.sessions.cell import Cell, CellOutcome, Phase, Status
 from kernel_mcp.sessions.notifications import Loss, Notice
 from kernel_mcp.sessions.sharing import totals
+from kernel_mcp.telemetry.origin import Origin
 from kernel_mcp.units import KIB, MIB
 
 SEGMENT_BYTES = 4 * MIB
@@ -394,6 +395,7 @@ class History(Sequence[Cell]):
         cell.phase, cell.numbered = Phase(row["phase"]), row["numbered"]
         cell.state_as_of, cell.author = row["state_as_of"], row.get("author", "")
         cell.usage = CellUsage(*row.get("used", ()))
+        cell.origin = Origin(program=row.get("client", ""))
         if late := row.get("late"):
             generation, characters, tick, (out, err) = late
             cell.late_since = Position(generation, characters, tick, (out, err))
@@ -409,6 +411,7 @@ def _row(cell: Cell) -> dict[str, Any]:
         "cell": cell.number,
         "code": cell.recorded,
         "author": cell.author,
+        "client": cell.origin.program,
         "outcome": [outcome.state_kept, outcome.cause, outcome.exit_code],
         "phase": cell.phase.value,
         "numbered": cell.numbered,

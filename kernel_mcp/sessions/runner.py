@@ -139,6 +139,11 @@ class CellQueue:
             return 0
         return self._waiting.index(cell) + (self.current is not None)
 
+    def before(self, cell: Cell) -> Cell | None:
+        """Return the cell after whose end `cell` begins; None if it waits for none."""
+        place = self._waiting.index(cell) if cell in self._waiting else -1
+        return self._waiting[place - 1] if place > 0 else self.current if place == 0 else None
+
     def withdraw(self, cause: str, cell: Cell | None = None) -> Cell | None:
         """End `cell` if it waits, by default the first waiting one; return it, None for none."""
         cell = cell or self.first

@@ -15,6 +15,7 @@ class Origin:
     request    id of the request: of HTTP, of JSON-RPC, or both
     session    handle of the session
     principal  name of the principal that made the request
+    program    name and version of its client, as that says
     trace      enclosing spans, for work that continues in another task
     """
 
@@ -22,19 +23,21 @@ class Origin:
     session: str = ""
     principal: str = ""
     trace: object = None
+    program: str = ""
 
 
 NOWHERE = Origin()
 HERE: ContextVar[Origin] = ContextVar("origin", default=NOWHERE)
 
 
-def of_call(request: object, principal: str, within: str = "") -> Origin:
+def of_call(request: object, principal: str, within: str = "", program: str = "") -> Origin:
     """Return the origin of a call; `within` is the id of its HTTP request, if any.
 
     It names no session, as the current task may have been started by an earlier request. Spans of
     the task stay in force.
     """
-    return Origin(f"{within}/{request}" if within else str(request), "", principal)
+    name = f"{within}/{request}" if within else str(request)
+    return Origin(name, "", principal, program=program)
 
 
 def in_session(session: str) -> None:

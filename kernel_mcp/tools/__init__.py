@@ -238,7 +238,7 @@ class Toolbox:
             ctx, handle = cast(AnyContext, kwargs["ctx"]), str(kwargs.get("session", ""))
             caller = ctx.caller
             began = time.perf_counter()
-            origin = of_call(ctx.request_id, caller.principal, caller.request)
+            origin = of_call(ctx.request_id, caller.principal, caller.request, caller.program)
             try:
                 async with AsyncExitStack() as stack:
                     if computes:

@@ -14,6 +14,7 @@ from mcp_types import CallToolResult
 from mcp_types import Tool as Definition
 
 from kernel_mcp.environments.uv import ProgressCallback
+from kernel_mcp.output.text import one_line
 from kernel_mcp.records import dataclass
 from kernel_mcp.sessions.directory import Caller
 from kernel_mcp.sessions.questions import Answer, Mode, Question
@@ -25,6 +26,7 @@ LASTING_KEY = "kernel-mcp/lasting"
 empty for none."""
 QUESTION_KEY = "kernel-mcp/question"
 """Key in the `_meta` of an answer to a call that `asks`: the fields of the open `Question`."""
+PROGRAM_CHARS = 80
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,14 @@ class Call:
     asks: frozenset[Mode] = frozenset()
     answer: Answer | None = None
     ask: Callable[[Question], Awaitable[Answer]] | None = None
+
+
+def program_of(context: Any) -> str:
+    """Return name and version of the client in a context of the SDK; empty if it gives none."""
+    about = context.request_context.session.client_params
+    if about is None:
+        return ""
+    return one_line(f"{about.client_info.name} {about.client_info.version}")[:PROGRAM_CHARS]
 
 
 class SessionCalls(Protocol):

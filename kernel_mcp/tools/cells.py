@@ -102,6 +102,7 @@ def register(box: Toolbox, services: ToolContext) -> None:
         cell = found.submit(code, limit_s or found.timeout_s, checkpoint=checkpoint)
         cell.who = caller.who
         may_ask(found, cell, ctx, settings)
+        services.manager.directory.note_overlap(caller, found, cell)
         with found.queue.attending(cell):
             try:
                 await followed(found, cell, wait, ctx)

@@ -297,7 +297,8 @@ def cell_record(session: str, cell: Cell) -> dict[str, Any]:
     """Return the outcome of a cell with its streams, which are read from files."""
     streams, omitted = text_by_stream(cell.log)
     outputs = mime_types(cell.log.since())
-    return {**cell.meta(session, omitted=omitted, outputs=outputs), **streams}
+    meta = cell.meta(session, omitted=omitted, outputs=outputs)
+    return {**meta, "client": cell.origin.program, **streams}
 
 
 def _joined(text: Iterable[str], more: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -334,6 +335,18 @@ async def test_wait_is_a_task_once_no_cell_is_followed() -> None:
         assert task["resultType"] == "task", shown(task)
         await go(one)
         assert (await one.ended(task))["status"] == "completed"
+
+
+async def test_the_operator_sees_which_cells_are_followed(tmp_path: Path) -> None:
+    async with life(tmp_path) as one:
+        await one.run("execute", code="1")
+        for _ in range(2):
+            await one.call("execute", code=UNTIL, wait=0)
+        words = ("-m", "kernel_mcp", "sessions", "list", "--state-dir", str(tmp_path))
+        listed = await anyio.run_process([sys.executable, *words])
+        assert "3 cells" in listed.stdout.decode()
+        assert listed.stdout.decode().count(", followed by tasks: 2, 3\n") == 1
+        await go(one)
 
 
 async def test_fifty_tasks_at_once() -> None:

@@ -17,7 +17,9 @@ from kernel_mcp.sessions.notifications import ResponseContext
 
 def test_who_calls_is_the_same_on_the_other_side() -> None:
     who = Principal("ada", frozenset({"kernel:run"}), Quotas(sessions=3, cpu=1.5), ("network",))
-    caller = Caller("ada", "default", who, known=False, client="a client", request="r-1")
+    caller = Caller(
+        "ada", "default", who, known=False, client="a client", request="r-1", program="p 1"
+    )
     row = json.loads(json.dumps(caller_row(caller)))
     response = ResponseContext()
     found = caller_of(row, response)

@@ -141,6 +141,7 @@ async def test_a_session_is_told_by_handle_owner_state_cells_and_age(tmp_path: P
         "memory_bytes": 0,
         "age_s": 12.0,
         "cells": 1,
+        "tasks": [],
     }
     assert found["state"] in ("idle", "busy")
     json.dumps(found)
