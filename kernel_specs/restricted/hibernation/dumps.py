@@ -17,6 +17,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import IO, TYPE_CHECKING, Any
 
 from kernel_specs.restricted.hibernation.attempt_limits import TooLargeError
+from kernel_specs.restricted.hibernation.hashes import (
+    IDS,
+    SETS,
+    STALE_HASH,
+    has_stale_hash,
+    keys_of,
+    possible_ids,
+)
 from kernel_specs.restricted.hibernation.homes import Foreign, registered
 from kernel_specs.restricted.hibernation.memory_ranges import (
     COPIED,
@@ -105,6 +113,8 @@ class Segment:
         """Ids of the globals of its functions that are `Foreign`; set by `look`."""
         self.inner: set[int] = set()
         """Ids of the dicts of modules in it that code has made; set by `look`."""
+        self.numbers: set[int] = set()
+        """Keys of its dicts and members of its sets that may be ids of objects; set by `look`."""
         self.ranges: list[MemoryRange] = []
         """The memory of its objects; that of bytearrays is added by `look`."""
         self._mark: tuple[int, int, int] | None = None
@@ -188,7 +198,7 @@ class Segment:
         return False
 
     def look(self) -> None:
-        """Set `objects`, `homes`, `inner`, `ranges`. It takes longer than pickling.
+        """Set `objects`, `homes`, `inner`, `numbers`, `ranges`. It takes longer than pickling.
 
         It may run code of values. Left out are objects that an equal copy can replace, and those
         pickled by name. Temporary objects stay in the memo, so that no two have the same id.
@@ -204,10 +214,21 @@ class Segment:
         } - self._pickler.named
         if any(issubclass(kind, bytearray) for kind in kinds):
             self.ranges += of_bytearrays(each for _, each in memo.values())
+        if hashing := tuple(kind for kind in kinds if issubclass(kind, (dict, *SETS))):
+            tables = [each for _, each in memo.values() if isinstance(each, hashing)]
+            found = [(each, keys) for each in tables if (keys := keys_of(each))]
+            self.numbers = {key for _, keys in found for key in possible_ids(keys)}
+            if any(has_stale_hash(table, keys) for table, keys in found):
+                self.changed[self.names[-1]] = ", ".join([*self._pickler.changes, STALE_HASH])
         if kinds & {Foreign, types.ModuleType}:
             every = [each for _, each in memo.values()]
             self.homes = {id(each.owner) for each in every if type(each) is Foreign}
             self.inner = {id(vars(each)) for each in every if _of_code(each)}
+
+    def among_ids(self, numbers: set[int]) -> set[int]:
+        """Return those of the numbers that are ids of its objects."""
+        memo: dict[int, Any] = self._pickler.memo.copy()
+        return numbers & memo.keys()
 
     @property
     def size(self) -> int:
@@ -274,19 +295,26 @@ def homes_in_values(segments: Sequence[Segment]) -> set[int]:
 
 
 def copying(segments: Sequence[Segment], live: Mapping[int, str]) -> dict[str, str]:
-    """Return reasons by name for values that will hold a copy of memory or of a live object.
+    """Return reasons by name for values that will hold ids, or copies of memory or live objects.
 
     Such objects are `live`, names by id, and the dicts of modules that code has made.
     """
     inner = {key: "the __dict__ of a module" for segment in segments for key in segment.inner}
     known = {**live, **inner}
+    numbers = {key for segment in segments for key in segment.numbers}
+    ids = {key for part in segments for key in part.among_ids(numbers)} if numbers else set()
     ranges = [(each, name) for part in segments for name in part.names for each in part.ranges]
-    return dict.fromkeys(copies(ranges), COPIED) | {
-        name: f"has a copy of {known[key]} now"
-        for segment in segments
-        for key in segment.objects & known.keys()
-        for name in segment.names
-    }
+    found = {name: IDS for part in segments if part.numbers & ids for name in part.names}
+    return (
+        dict.fromkeys(copies(ranges), COPIED)
+        | found
+        | {
+            name: f"has a copy of {known[key]} now"
+            for segment in segments
+            for key in segment.objects & known.keys()
+            for name in segment.names
+        }
+    )
 
 
 def sharing(segments: Sequence[Segment]) -> list[list[Segment]]:
