@@ -69,10 +69,11 @@ def mcp_over(
     *,
     files: bool = True,
     key: Callable[[], bytes],
+    alone: bool = True,
 ) -> ResourceServer:
     """Return the MCP server of sessions on any machine; `words` are its instructions.
 
-    `key` is that of `Jobs`.
+    `key` is that of `Jobs`, `alone` that of `Tasks`.
     """
     stoppable, skills = StoppableCalls(calls), Skills(calls, words)
     jobs = Jobs(stoppable, key)
@@ -84,7 +85,7 @@ def mcp_over(
         caller=callers.of,
         files=files,
         pages={VIEW: Page(MIME, page, "cell.html"), **skills.pages()},
-        extensions=[Views(), skills, Tasks(jobs, callers.of)],
+        extensions=[Views(), skills, Tasks(jobs, callers.of, alone=alone)],
         title=NAME,
         version=__version__,
         instructions=words,

@@ -64,6 +64,7 @@ class FleetHttpApp:
                     self._calls.instructions,
                     files=self._calls.files,
                     key=partial(key_of, secret_of(settings.fleet), "tasks"),
+                    alone=False,
                 )
                 lowlevel = mcp._lowlevel_server
                 sessions = McpSessions(lowlevel, idle_s=settings.idle_timeout_s, ended=_forget)

@@ -369,7 +369,11 @@ class Node:
 
 
 def _has_all_grants(settings: Settings, grants: tuple[str, ...]) -> bool:
-    """Return True if `grants` names all grants of the node, which its sessions can use."""
+    """Return True if `grants` names all grants of the node, which its sessions can use.
+
+    Questions are left out: each call says if its principal may be asked.
+    """
+    settings = replace(settings, ask=())
     return grant_names(settings, grants) == grant_names(settings)
 
 

@@ -100,8 +100,12 @@ class Tasks(Extension):
 
     identifier = IDENTIFIER
 
-    def __init__(self, jobs: Jobs, caller: Callable[[Context[Any, Any]], Caller]) -> None:
+    def __init__(
+        self, jobs: Jobs, caller: Callable[[Context[Any, Any]], Caller], *, alone: bool = True
+    ) -> None:
+        """Unless it is `alone`, polls may reach another server, which has none of the `jobs`."""
         self._calls = jobs.calls
+        self._tools = OF_CELLS | IN_MEMORY if alone else OF_CELLS
         self._jobs = jobs
         self._caller = caller
         self._polled: dict[tuple[str, str, int], tuple[float, frozenset[object]]] = {}
@@ -122,8 +126,8 @@ class Tasks(Extension):
         call_next: CallNext,
     ) -> HandlerResult:
         """Answer a call by its result, or by a task if it takes long."""
-        of_tasks = params.name in OF_CELLS or params.name in IN_MEMORY
-        if not of_tasks or not declared(ctx) or OF_VIEW in (ctx.meta or {}):
+        of_tasks = params.name in self._tools and declared(ctx)
+        if not of_tasks or OF_VIEW in (ctx.meta or {}):
             return await call_next(ctx)
         caller = self._caller_of(ctx)
         arguments, grace_s = _shortened(params.arguments or {})

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from kernel_mcp.config.grants import grant_names
 from kernel_mcp.config.settings import Settings
 from kernel_mcp.fleet import node as node_module
 from kernel_mcp.fleet.members import LEASE_S
@@ -41,3 +43,11 @@ async def test_the_first_lease_counts_from_when_it_was_asked_for(
     node = Node("one", "1", "127.0.0.1", str(settings))
     await node._join(Actor(Slow(clock)))
     assert leases == [asked + LEASE_S]
+
+
+def test_sessions_of_a_node_take_all_grants_but_that_of_questions() -> None:
+    asks = Settings(ask=(600.0,))
+    assert node_module._has_all_grants(asks, ())
+    secret = replace(asks, network=("example.org",))
+    assert not node_module._has_all_grants(secret, ())
+    assert node_module._has_all_grants(secret, tuple(grant_names(secret)))
