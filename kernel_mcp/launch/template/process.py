@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import field
 from functools import partial
 from typing import Any
@@ -138,7 +139,8 @@ class TemplateProcess:
             self._control.close()
             raise
         self._tail = StderrTail(output, self._loop)
-        packets.send(self._control, start)
+        with suppress(BrokenPipeError, ConnectionResetError):  # its end is reported next
+            packets.send(self._control, start)
         self._loop.add_reader(self._control.fileno(), self._on_readable)
         self._pidfd = os.pidfd_open(self._popen.pid)
         self._loop.add_reader(self._pidfd, self._on_end)

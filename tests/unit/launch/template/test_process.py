@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -17,6 +18,7 @@ from kernel_mcp.errors import LaunchError
 from kernel_mcp.launch import silence
 from kernel_mcp.launch.process import ConfinedProcess
 from kernel_mcp.launch.readiness import StderrTail
+from kernel_mcp.launch.spawn import spawn
 from kernel_mcp.launch.template import process as template_process
 from kernel_mcp.launch.template.forked import Forked
 from kernel_mcp.launch.template.process import StageOver, TemplateError, TemplateProcess
@@ -337,6 +339,26 @@ async def test_a_program_that_is_not_there_is_told() -> None:
 
     with pytest.raises(LaunchError, match="No such file"):
         TemplateProcess(command, {}, ignore)
+
+
+async def test_one_that_ends_before_its_first_message_is_told_to_have_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As when Ctrl-C comes while a server starts."""
+
+    def spawned(command: SandboxCommand) -> tuple[subprocess.Popen[bytes], Any]:
+        popen, output = spawn(command)
+        os.waitid(os.P_PID, popen.pid, os.WEXITED | os.WNOWAIT)
+        return popen, output
+
+    def command(control: int) -> SandboxCommand:
+        return SandboxCommand(argv=["/bin/sh", "-c", "kill -INT $$"], pass_fds=[control], env={})
+
+    monkeypatch.setattr(template_process, "spawn", spawned)
+    with anyio.fail_after(60):
+        one = TemplateProcess(command, {}, ignore)
+        await one.gone.wait()
+    assert one.reason == "it was killed by SIGINT"
 
 
 def ignore(_: Any) -> None:
