@@ -1,4 +1,7 @@
-"""The interpreters of this machine that kernels can run on; as a program: their paths."""
+"""The interpreters of this machine that kernels can run on; as a program: their paths.
+
+Tests name them without looking for them: each worker would look while it collects the tests.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import functools
 import json
 
 import anyio
+import pytest
 
 from kernel_mcp.config.requirements import NEWEST_PYTHON, OLDEST_PYTHON
 from kernel_mcp.environments.uv import Uv
@@ -13,6 +17,8 @@ from tests.run_folder import own_folder
 
 TRICKY = ("3.12.1", "3.12.3")
 """Releases that are tried even where a newer one of their minor version is installed."""
+NAMES = (*(f"3.{minor}" for minor in range(OLDEST_PYTHON[1], NEWEST_PYTHON[1] + 1)), *TRICKY)
+"""All that may be there: the newest release of a minor version, and `TRICKY` ones."""
 
 
 @functools.cache
@@ -36,6 +42,14 @@ def installed() -> dict[str, str]:
         for (*minor, patch), (version, path) in sorted(found.items())
         if version in TRICKY or patch == newest[minor[0], minor[1]]
     }
+
+
+def interpreter(name: str) -> tuple[str, str]:
+    """Return the release and the path of one of `NAMES`; skip the test where it is missing."""
+    found = [each for each in installed().items() if f"{each[0]}.".startswith(f"{name}.")]
+    if not found:
+        pytest.skip(f"needs Python {name}")
+    return found[-1]
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from mcp.client import Client
 from tests.contracts.sandbox_service import SandboxService, sandbox_service
 from tests.integration.agent import Agent, command
 from tests.integration.jupyter_kernels import JupyterServer, jupyter_server
+from tests.sampled import sampled
 
 pytestmark = [pytest.mark.anyio]
 
@@ -58,7 +59,7 @@ def installed(tmp_path: Path) -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join([str(info.parent), str(ROOT)])}
 
 
-@pytest.fixture(params=["backend", "jupyter"])
+@pytest.fixture(params=sampled(["backend", "jupyter"], "backend"))
 async def far(request: pytest.FixtureRequest, beside: dict[str, str]) -> AsyncIterator[Elsewhere]:
     async with AsyncExitStack() as stack:
         service: SandboxService | JupyterServer
@@ -113,6 +114,7 @@ async def test_the_end_of_such_a_kernel_is_reported_and_reset_gives_another(
     assert await far.kernels() == 1
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("far", ["jupyter"], indirect=True)
 async def test_a_kernel_that_others_restart_or_end_is_reported(far: Elsewhere) -> None:
     assert isinstance(far.service, JupyterServer)

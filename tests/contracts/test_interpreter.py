@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -20,10 +20,10 @@ FOREIGN = [kind for kind in KINDS if kind.spec or kind.elsewhere]
 CONFINED = [kind for kind in KINDS if not kind.elsewhere]
 
 
-def over(kinds: list[Kind]) -> pytest.MarkDecorator:
-    """Run a test for these kinds of kernels; with `--full` for all of them."""
+def over(kinds: list[Kind], always: Sequence[str] = ALWAYS) -> pytest.MarkDecorator:
+    """Run a test for those of these kinds of kernels in `always`; with `--full` for all of them."""
     found = [
-        pytest.param(kind, id=kind.name, marks=() if kind.name in ALWAYS else (pytest.mark.full,))
+        pytest.param(kind, id=kind.name, marks=() if kind.name in always else (pytest.mark.full,))
         for kind in kinds
     ]
     return pytest.mark.parametrize("kind", found, scope="module")
@@ -132,7 +132,7 @@ async def test_files_are_those_of_the_workspace(shared: Opened) -> None:
         assert "from inside" in (await shared.call("read_file", path="made.txt")).text
 
 
-@every_kind
+@over([*KINDS], ALWAYS[:1])
 async def test_a_flood_is_whole_or_said_to_have_gaps(own: Opened) -> None:
     answer = await own.run(own.language.floods)
     text = answer.text
@@ -198,7 +198,7 @@ def sleepers(argument: str) -> list[str]:
     return found
 
 
-@confined
+@over(CONFINED, ALWAYS[1:])
 async def test_memory_is_bounded_and_the_session_goes_on(shared: Opened) -> None:
     answer = await shared.run(shared.language.grows)
     told = "Restarting" in answer.text or "out of memory" in answer.text
@@ -226,7 +226,7 @@ async def test_reset_gives_a_fresh_kernel_and_keeps_files(shared: Opened) -> Non
     assert await shared.read("kept.txt") == ["kept"]
 
 
-@every_kind
+@over([*KINDS], ALWAYS[1:])
 async def test_the_death_of_the_kernel_is_told_with_its_cause(own: Opened) -> None:
     await own.run(own.language.keeps)
     answer = await own.run(own.language.dies)

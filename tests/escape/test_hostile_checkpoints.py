@@ -116,6 +116,11 @@ KERNELS = {
     ),
 }
 KEEPS = {"is honest", "raises its limits"}
+SOME = (
+    *("floods", "becomes another program", "wakes two", "is a fork bomb", "fills the memory"),
+    *("kills everything", "is honest", "raises its limits"),
+)
+"""Attacks of different kinds; `test_siblings` tries more of them on the template alone."""
 
 
 @asynccontextmanager
@@ -160,18 +165,25 @@ async def attack(agent: Agent, name: str, code: str) -> None:
     await agent.call("close_session", session=session)
 
 
-@pytest.mark.parametrize(
+first_kind = pytest.mark.parametrize(
     ("user", "flags"),
     [KINDS[0], *(pytest.param(*k.values, id=k.id, marks=pytest.mark.full) for k in KINDS[1:])],
 )
+
+
+@first_kind
+@pytest.mark.parametrize(
+    "names", [pytest.param(SOME, id="some"), pytest.param((), id="all", marks=pytest.mark.full)]
+)
 async def test_nothing_a_copy_does_reaches_beyond_its_session(
-    user: str, flags: tuple[str, ...]
+    user: str, flags: tuple[str, ...], names: tuple[str, ...]
 ) -> None:
     copies = {
         name: f"def park(wake):\n{indent(code, '  ')}\nsuspended.park = park"
         for name, code in COPIES.items()
     }
     attacks = copies | KERNELS
+    tried = {name: attacks[name] for name in names or attacks}
     with subprocess.Popen(["sleep", "999"]) as witness, ExitStack() as after:
         after.callback(witness.kill)
         async with serving(user, *flags) as agent:
@@ -184,7 +196,7 @@ async def test_nothing_a_copy_does_reaches_beyond_its_session(
                     async with slots:
                         await attack(agent, name, code)
 
-                for name, code in attacks.items():
+                for name, code in tried.items():
                     tasks.start_soon(one, name, code)
             assert (await agent.run("print(z)", session=other)).text == "7"
             dead = await agent.run("import os; os.kill(os.getpid(), 9)", session=other)
@@ -226,7 +238,7 @@ print(len(others), found)
 """
 
 
-@pytest.mark.parametrize(("user", "flags"), KINDS)
+@first_kind
 async def test_code_looks_into_no_copy_and_one_that_it_has_stopped_still_wakes(
     user: str, flags: tuple[str, ...]
 ) -> None:

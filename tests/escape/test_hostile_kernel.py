@@ -82,6 +82,7 @@ async def test_noise_does_not_change_what_a_cell_is_told_to_have_done(mode: str)
         assert not taken or statistics.median(taken) < USUAL
 
 
+@pytest.mark.full
 async def test_output_that_would_hold_up_the_server_is_told_to_be_left_out() -> None:
     async with court() as bench:
         cell = await bench.run(await bench.session("flood_values"), timeout_s=50)
@@ -98,6 +99,7 @@ async def test_a_hundred_thousand_tiny_messages_are_one_output() -> None:
         assert statistics.median(taken) < USUAL
 
 
+@pytest.mark.full
 async def test_the_first_reply_stands() -> None:
     async with court() as bench:
         session = await bench.session("flood_replies")
@@ -145,6 +147,7 @@ async def test_a_cell_that_the_kernel_drops_is_not_told_to_have_run() -> None:
         assert "without running it" in (cell.outcome.cause or "")
 
 
+@pytest.mark.full
 async def test_a_flood_of_answers_nobody_asked_for_changes_nothing() -> None:
     async with court() as bench:
         session = await bench.session("flood_control")
@@ -217,7 +220,7 @@ OWN_CHANNELS = {
 }
 
 
-@pytest.mark.parametrize("attack", OWN_CHANNELS)
+@pytest.mark.parametrize("attack", sampled(OWN_CHANNELS, "closes them"))
 async def test_a_cell_that_attacks_its_own_channels_loses_its_kernel_and_is_told_why(
     attack: str,
 ) -> None:

@@ -105,7 +105,9 @@ WAYS = ("root cold", "root forked", "ordinary cold", "ordinary forked")
 UNSPACED = ("root landlock", "ordinary landlock")
 """Without a file namespace."""
 CONTAINER = "root container"
-ALWAYS = ("root cold", "ordinary forked")
+ALWAYS = ("ordinary forked",)
+"""As most people run the server."""
+EACH = ("root cold", "ordinary forked")
 """Each user, and each way to start a kernel, once."""
 
 
@@ -114,12 +116,10 @@ def in_these(*ways: str, always: Sequence[str] = ALWAYS) -> pytest.MarkDecorator
     return pytest.mark.parametrize("way", sampled(ways, *always), indirect=True)
 
 
-in_every_sandbox = in_these(*WAYS, *UNSPACED, CONTAINER)
+in_every_sandbox = in_these(*WAYS, *UNSPACED, CONTAINER, always=EACH)
 where_owners_write = in_these(*WAYS, "ordinary landlock", CONTAINER)
 with_mounts = in_these(*WAYS, CONTAINER)
-of_the_host = in_these(*WAYS, CONTAINER, always=ALWAYS[1:])
-"""The host changes a folder and a server follows; `ALWAYS` runs in the tests of rapid saves."""
-by_file_tools = in_these(*WAYS, *UNSPACED, CONTAINER, always=ALWAYS[1:])
+by_file_tools = in_these(*WAYS, *UNSPACED, CONTAINER)
 """The server reads and writes, however its kernels have been started."""
 
 
@@ -313,7 +313,7 @@ async def test_a_folder_shows_its_data_and_none_of_its_secrets(way: str, project
         assert (project.root.stat().st_mode & 0o777) == mode
 
 
-@of_the_host
+@with_mounts
 async def test_what_the_host_replaces_or_adds_is_covered_again(way: str, project: Project) -> None:
     project.write("edited/.git/config", "[core]\n")
     project.own()
@@ -355,7 +355,7 @@ def mounted(folder: Path, *, shared: bool = False) -> Iterator[None]:
         subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
-@in_these(*WAYS, always=ALWAYS[:1])
+@in_these(*WAYS, always=EACH[:1])
 async def test_what_the_host_mounts_in_a_folder_is_not_shown(way: str, project: Project) -> None:
     if os.geteuid() != 0:
         pytest.skip("takes root")
@@ -607,7 +607,7 @@ async def test_places_that_belong_to_others_are_refused(mount: str, reason: str)
 FORKED = "forked from a template that was tried"
 
 
-@pytest.mark.parametrize("name", ["data", "deep/er"])
+@pytest.mark.parametrize("name", sampled(["data", "deep/er"], "data"))
 async def test_what_is_mounted_of_the_home_folder_is_no_breach(project: Project, name: str) -> None:
     """The template is tried with files of the home folder, which must not be seen."""
     cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
@@ -1034,7 +1034,7 @@ async def test_who_holds_open_what_is_covered_later_is_ended_and_links_to_it_are
             assert f"room/{name}: a process of a session held that open" in said, said
 
 
-@in_these(*WAYS, always=ALWAYS[1:])
+@in_these(*WAYS)
 async def test_file_tools_write_into_writable_mounts_alone(way: str, project: Project) -> None:
     async with opened(way, "--mount", f"{project.root}:rw") as notebook:
         agent, root = notebook.agent, str(project.root)
@@ -1047,7 +1047,7 @@ async def test_file_tools_write_into_writable_mounts_alone(way: str, project: Pr
         assert not (project.root / ".mcp.json").exists()
 
 
-@in_these(*WAYS, always=ALWAYS[1:])
+@in_these(*WAYS)
 async def test_a_folder_made_anew_is_what_later_sessions_see(way: str, project: Project) -> None:
     async with opened(way, "--mount", str(project.root)) as notebook:
         project.root.rename(project.root.with_name("old"))
@@ -1103,10 +1103,10 @@ async def test_a_link_that_code_put_in_the_place_of_a_mount_is_not_followed(
 @pytest.mark.parametrize(
     ("way", "name"),
     [
-        ("root forked", "SIGSTOP"),
         ("ordinary cold", "SIGKILL"),
-        pytest.param("root forked", "SIGKILL", marks=pytest.mark.full),
         pytest.param("ordinary cold", "SIGSTOP", marks=pytest.mark.full),
+        pytest.param("root forked", "SIGKILL", marks=pytest.mark.full),
+        pytest.param("root forked", "SIGSTOP", marks=pytest.mark.full),
     ],
     indirect=["way"],
 )
@@ -1137,6 +1137,7 @@ async def test_a_dead_or_silent_keeper_is_replaced_and_what_appeared_meanwhile_i
         assert "replaced" not in told[0]
 
 
+@pytest.mark.full
 async def test_more_secrets_than_can_be_covered_are_told(project: Project) -> None:
     log = project.root.parent / "log"
     flags = ("--mount", str(project.root), "--no-template", "--warm", "0")

@@ -19,7 +19,12 @@ ITERATIONS = 2000
 SECRET = "the secret outside"
 
 
-@pytest.fixture(params=[with_openat2, by_walking], ids=["openat2", "walk"])
+@pytest.fixture(
+    params=[
+        pytest.param(with_openat2, id="openat2"),
+        pytest.param(by_walking, id="walk", marks=pytest.mark.full),
+    ]
+)
 def opener(request: pytest.FixtureRequest) -> Opener:
     chosen: Opener = request.param
     return chosen

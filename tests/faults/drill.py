@@ -205,8 +205,8 @@ async def drill(full: bool, only: str) -> dict[str, Any]:
 
 
 def sampled(place: str) -> bool:
-    """Return True for every other place; which ones they are changes with the lines of its file."""
-    return zlib.crc32(place.encode()) % 2 == 0
+    """Return True for a quarter of the places; which ones changes with the lines of their file."""
+    return zlib.crc32(place.encode()) % 4 == 0
 
 
 async def _all(found: Drill, full: bool, only: str) -> None:

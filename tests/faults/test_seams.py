@@ -13,8 +13,8 @@ from tests.faults.seams import HARMLESS, SEAMS, Call, all_calls
 
 pytestmark = [pytest.mark.anyio]
 
-FEWEST = 80
-"""Calls that the actions of a client reach at least: 106 where nothing else runs. Fewer mean that
+FEWEST = 35
+"""Calls that the actions of a client reach at least: 53 where nothing else runs. Fewer mean that
 nothing is tried any more."""
 
 

@@ -68,11 +68,9 @@ class Way:
 
 
 WAYS = ("file", "server")
-however_reached = pytest.mark.parametrize("way", sampled(WAYS, "file"), indirect=True)
-"""Tests of what is the same once a kernel's messages have come, by whichever channels."""
 
 
-@pytest.fixture(params=WAYS)
+@pytest.fixture(params=sampled(WAYS, "file"))
 def way(
     request: pytest.FixtureRequest, jupyter: JupyterServer, connection: Path, servers: Servers
 ) -> Way:
@@ -91,6 +89,7 @@ def other_notices(answer: Answer) -> list[str]:
     return said[:-1]
 
 
+@pytest.mark.parametrize("way", WAYS, indirect=True)
 async def test_both_work_with_the_same_variables(way: Way) -> None:
     async with way.joined() as (notebook, theirs):
         await theirs.run("x = 41")
@@ -107,7 +106,6 @@ async def test_both_work_with_the_same_variables(way: Way) -> None:
         assert "ZeroDivisionError" in failed.text
 
 
-@however_reached
 async def test_pictures_and_long_output_come_as_from_any_kernel(way: Way) -> None:
     async with way.joined() as (notebook, _):
         code = "from IPython.display import Image, display\nimport base64\n"
@@ -211,7 +209,6 @@ async def test_a_cell_waits_for_one_that_ran_before_the_session(
         assert (await cell(notebook, "x")).text.startswith("1\n")
 
 
-@however_reached
 async def test_what_a_thread_prints_later_is_no_cell_that_runs(folder: Path, way: Way) -> None:
     thread = (
         "import pathlib, threading, time\ndef tell():\n"
@@ -230,7 +227,6 @@ async def test_what_a_thread_prints_later_is_no_cell_that_runs(folder: Path, way
         assert "Another client's cell" not in answer.text
 
 
-@however_reached
 async def test_names_of_builtins_hide_no_loss(way: Way) -> None:
     async with way.joined() as (notebook, theirs):
         await theirs.run("list, type, len, str, globals, getattr, exec = range(7)")
@@ -253,7 +249,6 @@ async def test_a_name_of_megabytes_costs_no_connection(way: Way) -> None:
         assert lost(await cell(notebook, "y")) == []
 
 
-@however_reached
 async def test_what_others_made_after_the_last_cell_is_named_when_lost(way: Way) -> None:
     async with way.joined() as (notebook, theirs):
         await cell(notebook, "ours = 1")
@@ -294,7 +289,6 @@ async def test_a_kernel_that_dies_in_a_cell_is_told(way: Way) -> None:
         assert "x" in lost(answer)
 
 
-@however_reached
 async def test_what_takes_a_kernel_of_this_server_says_so(way: Way) -> None:
     calls: dict[str, dict[str, object]] = {
         "reset": {},
@@ -345,6 +339,7 @@ async def test_only_what_the_operator_named_is_joined(folder: Path) -> None:
             assert "--attach" in await notebook.refused("create_session", attach=named.place)
 
 
+@pytest.mark.full
 async def test_a_server_tells_which_kernels_it_has_and_never_its_token(
     jupyter: JupyterServer,
 ) -> None:
@@ -367,6 +362,7 @@ async def test_a_server_tells_which_kernels_it_has_and_never_its_token(
         assert "another token" in text
 
 
+@pytest.mark.full
 async def test_doctor_tells_what_is_there_and_no_token(
     folder: Path, jupyter: JupyterServer
 ) -> None:
@@ -380,6 +376,7 @@ async def test_doctor_tells_what_is_there_and_no_token(
     assert jupyter.token not in text + done.stderr.decode()
 
 
+@pytest.mark.full
 async def test_a_kernel_of_another_language_lacks_what_python_alone_has(folder: Path) -> None:
     async with (
         by_file(folder / "kernel.json") as theirs,

@@ -11,6 +11,7 @@ import pytest
 
 from tests.integration.agent import ERAS
 from tests.integration.servers import Servers
+from tests.sampled import sampled
 
 pytestmark = [pytest.mark.anyio]
 
@@ -51,7 +52,7 @@ async def test_the_encoding_of_a_text_is_named_or_said_to_be_uncertain(servers: 
         assert "looks like koi8-r, but is not certain (or cp1253)" in refused
 
 
-@pytest.mark.parametrize("era", ERAS)
+@pytest.mark.parametrize("era", sampled(ERAS, "auto"))
 async def test_bad_input_gets_a_clear_error_and_loses_nothing(era: str, servers: Servers) -> None:
     async with servers.agent(era=era) as notebook:
         await notebook.run("x = 1; open('latin.txt', 'wb').write(b'caf\\xe9')")

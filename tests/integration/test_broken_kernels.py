@@ -33,11 +33,9 @@ HARMLESS = {
 }
 
 
-async def test_broken_kernels_are_recognised_and_mended_and_none_that_waits() -> None:
+async def test_broken_kernels_are_recognised_and_mended() -> None:
     async with agent("--max-sessions", "30") as notebook:
         async with anyio.create_task_group() as tasks:  # most of the time is one of waiting
-            for code, told in WAITING.items():
-                tasks.start_soon(_waits, notebook, code, told)
             for code in BROKEN.values():
                 tasks.start_soon(_breaks, notebook, code)
         for name, code in HARMLESS.items():
@@ -45,6 +43,16 @@ async def test_broken_kernels_are_recognised_and_mended_and_none_that_waits() ->
             answer = await notebook.run(code)
             assert "Call reset" not in answer.text, name
             assert (await notebook.run("kept")).text == "[42]", name
+
+
+@pytest.mark.full
+async def test_kernels_that_wait_are_not_taken_for_broken() -> None:
+    async with (
+        agent("--max-sessions", "30") as notebook,
+        anyio.create_task_group() as tasks,
+    ):
+        for code, told in WAITING.items():
+            tasks.start_soon(_waits, notebook, code, told)
 
 
 async def _breaks(notebook: Agent, code: str) -> None:

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 DEMO = Path(__file__).parents[2] / "examples" / "analyse_csv.py"
 
 
@@ -33,6 +35,7 @@ def test_the_demo_ends_well_and_leaves_a_picture(tmp_path: Path) -> None:
     assert "all still here" in done.stdout
 
 
+@pytest.mark.full
 def test_a_server_that_does_not_start_fails_the_demo_in_words(tmp_path: Path) -> None:
     done = demo(tmp_path, "--sandbox", "nope")
     assert done.returncode == 1

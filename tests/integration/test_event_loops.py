@@ -89,7 +89,7 @@ async def test_coroutines_run_in_every_usual_way(servers: Servers) -> None:
         await every_way(notebook, "")
 
 
-@pytest.mark.parametrize("python", sampled(["3.10", "3.12", "3.13"], "3.13"))
+@pytest.mark.parametrize("python", sampled(["3.10", "3.12", "3.13"]))
 async def test_every_python_runs_coroutines_in_every_usual_way(
     python: str, servers: Servers
 ) -> None:

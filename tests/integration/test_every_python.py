@@ -24,9 +24,8 @@ from tests.integration.lives import Life, Place
 from tests.integration.processes import named
 from tests.integration.sleepers import IDLE, asleep
 from tests.integration.unprivileged import USER, as_ordinary_user
-from tests.interpreters import installed
+from tests.interpreters import NAMES, interpreter
 from tests.run_folder import own_folder
-from tests.sampled import sampled
 
 pytestmark = [pytest.mark.anyio]
 
@@ -79,9 +78,10 @@ class Server:
     user: Callable[[list[str]], list[str]] = list
 
     @classmethod
-    def on(cls, folder: Path, version: str) -> Server:
+    def on(cls, folder: Path, name: str) -> Server:
         """Return one whose kernels run on an installed Python."""
-        path = f"{Path(installed()[version]).parent}:{os.defpath}"
+        version, program = interpreter(name)
+        path = f"{Path(program).parent}:{os.defpath}"
         return cls(Place(folder), version, ("--python", version), path)
 
     def begin(self, *flags: str) -> AbstractAsyncContextManager[Life]:
@@ -155,9 +155,10 @@ async def outlives(server: Server) -> None:
     await continued(server)
 
 
-@pytest.mark.parametrize("version", sampled(installed(), *list(installed())[-1:]))
-async def test_a_session_outlives_its_kernels_and_its_server(version: str, tmp_path: Path) -> None:
-    await outlives(Server.on(tmp_path, version))
+@pytest.mark.full
+@pytest.mark.parametrize("python", NAMES)
+async def test_a_session_outlives_its_kernels_and_its_server(python: str, tmp_path: Path) -> None:
+    await outlives(Server.on(tmp_path, python))
 
 
 async def test_a_session_of_an_ordinary_user_without_control_groups_does(
@@ -168,9 +169,9 @@ async def test_a_session_of_an_ordinary_user_without_control_groups_does(
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("version", installed())
-async def test_stressed_sessions_come_back_every_time(version: str, tmp_path: Path) -> None:
-    async with whole(Server.on(tmp_path, version)) as life:
+@pytest.mark.parametrize("python", NAMES)
+async def test_stressed_sessions_come_back_every_time(python: str, tmp_path: Path) -> None:
+    async with whole(Server.on(tmp_path, python)) as life:
         for number in range(16):
             session = await begun(life, f"s{number}")
             assert (await life.run(STRESS, session=session)).text == "'done'"

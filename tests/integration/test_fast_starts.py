@@ -11,6 +11,7 @@ import pytest
 
 from tests.integration.agent import ANALYSIS, Agent
 from tests.integration.servers import Servers
+from tests.sampled import sampled
 
 pytestmark = [pytest.mark.anyio]
 
@@ -34,7 +35,7 @@ async def is_forked(notebook: Agent) -> bool:
     return loaded.text == "True"
 
 
-@pytest.mark.parametrize("warm", ["0", "2"])
+@pytest.mark.parametrize("warm", sampled(["0", "2"], "2"))
 async def test_sessions_from_a_template_are_separate_and_keep_their_state(
     warm: str, servers: Servers
 ) -> None:
@@ -47,7 +48,7 @@ async def test_sessions_from_a_template_are_separate_and_keep_their_state(
             assert answer.text == repr(f"{number}{number}")
 
 
-@pytest.mark.parametrize("warm", ["0", "2"])
+@pytest.mark.parametrize("warm", sampled(["0", "2"], "2"))
 async def test_files_written_before_the_first_cell_are_there(warm: str, servers: Servers) -> None:
     async with ready(servers, "--warm", warm) as notebook:
         handle = (await notebook.call("create_session")).data["session"]
@@ -59,7 +60,7 @@ async def test_files_written_before_the_first_cell_are_there(warm: str, servers:
         assert found.text == "late"
 
 
-@pytest.mark.parametrize("warm", ["0", "2"])
+@pytest.mark.parametrize("warm", sampled(["0", "2"], "2"))
 async def test_a_new_session_has_its_kernel_before_its_first_cell(
     warm: str, servers: Servers
 ) -> None:
@@ -118,7 +119,7 @@ threads() - before
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one processor needs no threads")
-@pytest.mark.parametrize("warm", ["0", "2"])
+@pytest.mark.parametrize("warm", sampled(["0", "2"], "2"))
 async def test_matrices_get_threads_when_a_cell_works_and_not_before(
     warm: str, servers: Servers
 ) -> None:
@@ -154,13 +155,14 @@ async def last_results(notebook: Agent) -> list[str]:
 RESULTS = ["2", "2", "10", "2", "2", "(2, {1: 2, 2: 2, 3: 10, 4: 2, 5: 2})"]
 
 
-@pytest.mark.parametrize("warm", ["0", "2"])
+@pytest.mark.parametrize("warm", sampled(["0", "2"], "2"))
 async def test_names_of_last_results_work_in_forked_kernels(warm: str, servers: Servers) -> None:
     async with ready(servers, "--warm", warm) as notebook:
         for _ in range(3):
             assert await last_results(notebook) == RESULTS
 
 
+@pytest.mark.full
 async def test_names_of_last_results_work_in_cold_kernels(servers: Servers) -> None:
     async with servers.agent("--no-template", "--warm", "0") as notebook:
         assert await last_results(notebook) == RESULTS

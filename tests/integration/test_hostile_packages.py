@@ -17,6 +17,7 @@ from kernel_mcp.environments.folder import tree_size
 from kernel_mcp.linux.safe_tree import remove_tree
 from tests.integration.agent import Agent, command
 from tests.integration.executions import executions, traced
+from tests.sampled import sampled
 from tests.unit.packages import hostile
 
 pytestmark = pytest.mark.anyio
@@ -85,12 +86,13 @@ def untouched(mark: Path, listener: socket.socket) -> None:
         listener.accept()
 
 
+@pytest.mark.parametrize("python", sampled(["same", "other"], "same"))
 async def test_no_package_runs_outside_a_sandbox_whichever_way_it_comes(
-    tmp_path: Path, cache: Path, links: Path, mark: Path, listener: socket.socket
+    python: str, tmp_path: Path, cache: Path, links: Path, mark: Path, listener: socket.socket
 ) -> None:
     log = tmp_path / "log"
     ran = "import sys\nprint(getattr(sys, 'kmtest_ran', False))"
-    other = "3.12" if sys.version_info[:2] != (3, 12) else "3.11"
+    other = "" if python == "same" else "3.12" if sys.version_info[:2] != (3, 12) else "3.11"
     operators = ("--allow", OPERATORS)
     async with server(cache, links, *operators, log=log) as notebook:
         assert (await notebook.run(ran)).text == "True"  # it does run, in the kernel
@@ -157,6 +159,7 @@ async def test_modules_and_versions_of_packages_are_what_they_may_be(
         assert "Ignore" not in listed.text
 
 
+@pytest.mark.full
 async def test_words_of_packages_are_cleaned(cache: Path, links: Path) -> None:
     async with server(cache, links) as notebook:
         text = await notebook.refused("install", packages=[hostile.SPEAKS])

@@ -67,6 +67,7 @@ async def add(notebook: Agent, *packages: str) -> Answer:
     return answer
 
 
+@pytest.mark.full
 async def test_polars_is_installed_and_used_with_earlier_variables_intact(servers: Servers) -> None:
     async with servers.agent("--allow-install", "polars") as notebook:
         await notebook.run("rows = [1, 2, 3]")
@@ -124,6 +125,7 @@ async def test_a_package_that_kills_its_process_costs_no_variables(
         assert (await notebook.run("x + 1")).text == "42"
 
 
+@pytest.mark.full
 async def test_an_older_version_in_use_is_told_and_a_reset_changes_over(
     links: Path, servers: Servers
 ) -> None:
@@ -139,6 +141,7 @@ async def test_an_older_version_in_use_is_told_and_a_reset_changes_over(
         assert (await notebook.run("import kmtest_good as k\nk.__version__")).text == "'2.0'"
 
 
+@pytest.mark.full
 async def test_what_is_there_stays_unless_something_needs_another_version(
     tmp_path: Path, servers: Servers
 ) -> None:
@@ -154,6 +157,7 @@ async def test_what_is_there_stays_unless_something_needs_another_version(
         assert "kmtest-good 2.0 (before: 1.0)" in answer.data["summary"]
 
 
+@pytest.mark.full
 async def test_a_dependency_of_the_environment_can_be_opened_without_a_download(
     servers: Servers,
 ) -> None:
@@ -163,6 +167,7 @@ async def test_a_dependency_of_the_environment_can_be_opened_without_a_download(
         assert (await notebook.run("import zmq; type(zmq.__version__).__name__")).text == "'str'"
 
 
+@pytest.mark.full
 async def test_what_cannot_be_resolved_changes_nothing(links: Path, servers: Servers) -> None:
     async with servers.agent(*local(links)) as notebook:
         text = await notebook.refused("install", packages=["kmtest-good<2", "kmtest-needs-new"])
@@ -241,7 +246,7 @@ print(subprocess.run([sys.executable, '-c', 'import kmtest_tool; kmtest_tool.mai
     "flags",
     [
         (),
-        ("--sandbox", "landlock"),
+        pytest.param(("--sandbox", "landlock"), marks=pytest.mark.full),
         pytest.param(("--warm", "1"), marks=pytest.mark.full),
         pytest.param(("--sandbox", "none"), marks=pytest.mark.full),
     ],
@@ -260,7 +265,7 @@ async def test_child_processes_find_new_packages_and_programs_after_a_reset_too(
         assert "No module named" in (await notebook.run(CHILDREN)).text
 
 
-@pytest.mark.parametrize("sandbox", sampled(["landlock", "none"], "none"))
+@pytest.mark.parametrize("sandbox", sampled(["landlock", "none"]))
 async def test_other_sandboxes_show_new_packages_too_which_bubblewrap_unpacks(
     links: Path, sandbox: str, servers: Servers
 ) -> None:
@@ -284,6 +289,7 @@ async def test_a_source_distribution_runs_nothing_unless_that_is_allowed(
     assert not mark.exists()
 
 
+@pytest.mark.full
 async def test_a_build_from_source_cannot_write_to_the_home_folder(
     tmp_path: Path, servers: Servers
 ) -> None:
@@ -318,6 +324,7 @@ async def test_too_many_bytes_are_not_installed(servers: Servers) -> None:
         assert await installed(notebook) == {}
 
 
+@pytest.mark.full
 async def test_without_network_cached_packages_install_and_missing_ones_are_named(
     links: Path, servers: Servers
 ) -> None:
@@ -358,6 +365,7 @@ async def environment() -> None:
         await notebook.run("1")
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("environment")
 async def test_a_cancelled_install_leaves_the_session_as_it_was(
     silent_index: socket.socket, servers: Servers
@@ -397,6 +405,7 @@ async def test_interrupt_stops_an_install_that_waits_for_its_index(
             assert "Nothing is running" in (await notebook.call("interrupt")).text
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("environment")
 async def test_an_install_that_takes_too_long_is_stopped(silent_index: socket.socket) -> None:
     start = command(*waiting_on(silent_index), "--warm", "0", "--no-template")
@@ -414,6 +423,7 @@ async def test_an_install_that_takes_too_long_is_stopped(silent_index: socket.so
         assert (await notebook.run("x + 1")).text == "42"
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("environment")
 async def test_closing_a_session_ends_its_install(
     silent_index: socket.socket, servers: Servers

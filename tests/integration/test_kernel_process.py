@@ -21,8 +21,11 @@ pytestmark = [pytest.mark.anyio]
 
 @pytest.mark.parametrize(
     "backend",
-    [BwrapSandbox.detect, LandlockSandbox.detect, NoSandbox],
-    ids=["bwrap", "landlock", "none"],
+    [
+        pytest.param(BwrapSandbox.detect, id="bwrap"),
+        pytest.param(LandlockSandbox.detect, id="landlock", marks=pytest.mark.full),
+        pytest.param(NoSandbox, id="none", marks=pytest.mark.full),
+    ],
 )
 async def test_a_cold_kernel(
     backend: Callable[[], Sandbox], caplog: pytest.LogCaptureFixture

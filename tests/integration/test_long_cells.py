@@ -10,6 +10,7 @@ import pytest
 
 from tests.integration.agent import ERAS, Agent, Answer
 from tests.integration.servers import Servers
+from tests.sampled import sampled
 
 pytestmark = [pytest.mark.anyio]
 
@@ -25,7 +26,7 @@ async def cancelled(notebook: Agent, code: str) -> None:
     assert scope.cancelled_caught
 
 
-@pytest.mark.parametrize("era", ERAS)
+@pytest.mark.parametrize("era", sampled(ERAS, "auto"))
 async def test_new_output_streams_as_progress_while_the_cell_runs(
     era: str, servers: Servers
 ) -> None:
@@ -152,6 +153,7 @@ async def test_a_deadline_kills_what_does_not_react_and_says_so(
         assert (await notebook.run("open('kept.txt').read()")).text == "'y'"
 
 
+@pytest.mark.full
 async def test_a_kernel_that_stops_itself_is_brought_back_by_the_deadline(servers: Servers) -> None:
     async with servers.agent(*QUICK, "--allow", "*") as notebook:
         answer = await notebook.run(
@@ -211,6 +213,7 @@ async def wait_until_dead(notebook: Agent) -> None:
             await anyio.sleep(0.05)
 
 
+@pytest.mark.full
 async def test_running_out_of_memory_is_an_error_and_keeps_the_kernel(servers: Servers) -> None:
     async with servers.agent("--memory", "512M") as notebook:
         await notebook.run("x = 1")

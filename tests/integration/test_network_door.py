@@ -17,10 +17,11 @@ from mcp.client import Client
 
 from kernel_mcp.launch.network import PORT
 from kernel_mcp.sandbox.landlock import landlock_available
-from tests.escape.test_mounted_folders import WAYS, opened
+from tests.escape.test_mounted_folders import EACH, WAYS, opened
 from tests.integration.agent import Agent, Answer, agent, command
 from tests.integration.containers import flags
 from tests.integration.processes import descendants
+from tests.sampled import sampled
 
 pytestmark = pytest.mark.anyio
 
@@ -95,7 +96,7 @@ def printed(answer: Answer) -> Any:
     return json.loads(answer.text.splitlines()[0])
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", sampled(WAYS, *EACH))
 async def test_code_reaches_what_is_open_and_nothing_else(way: str, ports: tuple[int, int]) -> None:
     if way.startswith("root") and os.geteuid() != 0:
         pytest.skip("takes root")
@@ -147,6 +148,7 @@ async def fetched(client: Agent, session: str, *ports: int) -> list[bool]:
     return found
 
 
+@pytest.mark.full
 async def test_a_session_asks_for_less_and_keeps_it_through_every_new_kernel(
     ports: tuple[int, int], tmp_path: Path
 ) -> None:
@@ -219,6 +221,7 @@ async def test_a_closed_door_is_told_with_the_one_who_opens_it() -> None:
         assert (await notebook.call("create_session", network=[])).failed is False
 
 
+@pytest.mark.full
 async def test_a_container_has_the_same_way_out(ports: tuple[int, int]) -> None:
     rules = f"127.0.0.1:{ports[0]},db.invalid:443"
     async with agent(*flags("podman"), "--network", rules) as notebook:

@@ -47,6 +47,7 @@ def bounded(log: Path) -> StdioServerParameters:
     )
 
 
+@pytest.mark.full
 async def test_the_session_that_makes_the_server_hold_most_gives_way_alone(tmp_path: Path) -> None:
     log = tmp_path / "log"
     async with Client(bounded(log), mode="auto") as client:

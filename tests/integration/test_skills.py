@@ -12,6 +12,7 @@ from mcp.shared.exceptions import MCPError
 
 from tests.integration.agent import ERAS
 from tests.integration.servers import Servers
+from tests.sampled import sampled
 
 pytestmark = [pytest.mark.anyio]
 HOUR_MS = 3600 * 1000
@@ -58,7 +59,7 @@ async def file(client: Client, uri: str) -> str:
     return content.text
 
 
-@pytest.mark.parametrize("era", ERAS)
+@pytest.mark.parametrize("era", sampled(ERAS, "auto"))
 async def test_each_skill_is_listed_and_its_file_is_what_its_entry_says(
     servers: Servers, era: str
 ) -> None:
@@ -105,7 +106,13 @@ async def test_skills_say_what_is_open_and_name_no_tool_that_is_not_there(
         assert named - words_of_calls <= tools
 
 
-@pytest.mark.parametrize("flags", [("--checkpoints", "off"), ("--no-template", "--warm", "0")])
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--checkpoints", "off"),
+        pytest.param(("--no-template", "--warm", "0"), marks=pytest.mark.full),
+    ],
+)
 async def test_where_nothing_can_be_undone_no_skill_says_so(
     servers: Servers, flags: tuple[str, ...]
 ) -> None:

@@ -170,7 +170,8 @@ async def sleep(notebook: Agent) -> None:
     await notebook.call("close_session", session=answer.data["session"])
 
 
-@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("seed", [1, 2])
 async def test_objects_of_all_kinds_come_back_or_are_named(seed: int) -> None:
     rolls = random.Random(seed)
     names = {f"{kind}_{number}": kind for kind in KINDS for number in range(2)}

@@ -129,13 +129,21 @@ def test_a_closed_session_is_told_to_be_gone(rows: Table) -> None:
     assert not rows.judge(held).kept
 
 
-@pytest.mark.parametrize("number", [0, signal.SIGTERM, signal.SIGKILL], ids=["EOF", "TERM", "KILL"])
+@pytest.mark.parametrize(
+    "number",
+    [
+        pytest.param(0, id="EOF", marks=pytest.mark.full),
+        pytest.param(signal.SIGTERM, id="TERM"),
+        pytest.param(signal.SIGKILL, id="KILL", marks=pytest.mark.full),
+    ],
+)
 def test_the_server_ends(rows: Table, number: int) -> None:
     held = rows.saved_session(f"server-{number}")
     rows.end(number)
     whole(rows.judge(held), held, but=NOT_SAVABLE | LAST)
 
 
+@pytest.mark.full
 def test_the_server_is_killed_while_cells_follow_each_other_without_a_rest(rows: Table) -> None:
     held = rows.session("fast")
     code = f"import time; time.sleep({CELL_S}); {FAST}"
@@ -146,6 +154,7 @@ def test_the_server_is_killed_while_cells_follow_each_other_without_a_rest(rows:
     whole(rows.judge(held), held, but=NOT_SAVABLE | LAST)
 
 
+@pytest.mark.full
 def test_the_idle_timer_puts_to_sleep_what_loses_nothing(rows: Table) -> None:
     flags = ("--idle-timeout", "2s")
     held = rows.session("idle", *flags, contents=SAVABLE)
@@ -154,6 +163,7 @@ def test_the_idle_timer_puts_to_sleep_what_loses_nothing(rows: Table) -> None:
     whole(rows.judge(held, flags=flags), held)
 
 
+@pytest.mark.full
 def test_another_session_needs_room(rows: Table) -> None:
     flags = ("--max-sessions", "2")
     held = rows.session("room", *flags)
@@ -165,6 +175,7 @@ def test_another_session_needs_room(rows: Table) -> None:
     whole(rows.judge(held, flags=flags), held, but=NOT_SAVABLE)
 
 
+@pytest.mark.full
 def test_wider_doors_hold_back_and_lose_nothing(rows: Table) -> None:
     held = rows.saved_session("doors")
     rows.end(signal.SIGTERM)
@@ -173,6 +184,7 @@ def test_wider_doors_hold_back_and_lose_nothing(rows: Table) -> None:
     whole(rows.judge(held), held, but=NOT_SAVABLE | LAST)
 
 
+@pytest.mark.full
 def test_other_python_holds_back_or_brings_back(rows: Table) -> None:
     another = next(interpreters(), None)
     if another is None:
@@ -186,6 +198,7 @@ def test_other_python_holds_back_or_brings_back(rows: Table) -> None:
     whole(rows.judge(held), held, but=NOT_SAVABLE | LAST)
 
 
+@pytest.mark.full
 def test_saves_of_other_formats_are_told_and_left_alone(rows: Table) -> None:
     saved = {version: rows.saved_session(f"format-{version}") for version in (0, 99)}
     rows.end(signal.SIGTERM)
@@ -237,6 +250,7 @@ def _forget(folder: Path) -> None:
 DAMAGES: dict[str, Callable[[Path], None]] = {"flip": _flip, "cut": _cut, "remove": _remove}
 
 
+@pytest.mark.full
 def test_damage_on_the_disk_is_told_by_name(rows: Table) -> None:
     damaged = {name: rows.session(f"damage-{name}") for name in DAMAGES}
     for held in damaged.values():
@@ -251,6 +265,7 @@ def test_damage_on_the_disk_is_told_by_name(rows: Table) -> None:
         assert verdict.gone.keys() >= {"large"}
 
 
+@pytest.mark.full
 def test_a_manifest_that_is_gone_is_told_unless_its_copy_is_there(rows: Table) -> None:
     copied, lost = rows.session("copied"), rows.session("forgotten")
     folders = []
@@ -265,6 +280,7 @@ def test_a_manifest_that_is_gone_is_told_unless_its_copy_is_there(rows: Table) -
     assert "cannot be read" in rows.judge(lost, anew).told
 
 
+@pytest.mark.full
 def test_the_environment_is_made_anew(rows: Table) -> None:
     held = rows.saved_session("anew")
     rows.end(signal.SIGTERM)
@@ -274,6 +290,7 @@ def test_the_environment_is_made_anew(rows: Table) -> None:
     assert "greeting 1.0 is 2.0 now" in verdict.told
 
 
+@pytest.mark.full
 def test_the_environment_lacks_a_package_now(rows: Table) -> None:
     held = rows.saved_session("lacks")
     rows.end(signal.SIGTERM)
@@ -285,6 +302,7 @@ def test_the_environment_lacks_a_package_now(rows: Table) -> None:
 
 if os.geteuid() == 0:  # who may mount
 
+    @pytest.mark.full
     def test_a_disk_that_is_full_keeps_the_last_save(rows: Table) -> None:
         rows.end()
         state = rows.place.root / "s"

@@ -23,6 +23,7 @@ from tests.integration.unprivileged import as_lone_user
 pytestmark = [pytest.mark.anyio]
 
 
+@pytest.mark.full
 async def test_folders_removed_under_a_server_cost_files_and_are_told(tmp_path: Path) -> None:
     shared, state = tmp_path / "w", tmp_path / "s"
     flags = ("--warm", "1", "--workspace", str(shared), "--state-dir", str(state))
@@ -56,7 +57,11 @@ async def test_folders_removed_under_a_server_cost_files_and_are_told(tmp_path: 
 
 @pytest.mark.parametrize(
     ("limits", "ordinary"),
-    [("ulimit -n 64", False), ("ulimit -n 96", False), ("ulimit -u 40", True)],
+    [
+        ("ulimit -n 64", False),
+        pytest.param("ulimit -n 96", False, marks=pytest.mark.full),
+        pytest.param("ulimit -u 40", True, marks=pytest.mark.full),
+    ],
 )
 async def test_sessions_are_refused_before_the_server_runs_out(
     limits: str, ordinary: bool, tmp_path: Path
@@ -90,6 +95,7 @@ async def test_sessions_are_refused_before_the_server_runs_out(
     assert "Traceback" not in log.read_text()
 
 
+@pytest.mark.full
 async def test_what_sleeps_where_descriptors_are_few_wakes_with_its_variables(
     tmp_path: Path,
 ) -> None:
@@ -132,7 +138,9 @@ async def test_after_a_recursive_fork_bomb_the_next_call_costs_the_server_little
         assert processor_seconds(client.process.pid) - before < 2.0  # 0.4 s, and looks add up
 
 
-@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number", [pytest.param(signal.SIGSTOP, marks=pytest.mark.full), signal.SIGKILL]
+)
 async def test_a_silent_or_dead_template_costs_no_session_and_is_told_and_replaced(
     number: signal.Signals, tmp_path: Path
 ) -> None:
@@ -156,6 +164,7 @@ async def test_a_silent_or_dead_template_costs_no_session_and_is_told_and_replac
     assert all(not Path(f"/proc/{pid}").exists() for pid in before)
 
 
+@pytest.mark.full
 async def test_a_kernel_takes_no_more_than_is_reckoned_with() -> None:
     async with raw_client("--no-template") as client:
         await client.call("execute", code="1", wait=100)

@@ -155,6 +155,7 @@ async def test_a_result_outlives_a_killed_server(tmp_path: Path) -> None:
         assert "the server ended" in text_of(state["result"])
 
 
+@pytest.mark.full
 async def test_a_task_of_a_session_that_was_replaced_says_so(tmp_path: Path) -> None:
     async with life(tmp_path) as one:
         await one.call("create_session", name="work")
@@ -171,6 +172,7 @@ async def test_a_task_of_a_session_that_was_replaced_says_so(tmp_path: Path) -> 
         assert "closed" in text_of(state["result"])
 
 
+@pytest.mark.full
 async def test_handles_stay_those_of_sessions_that_are_kept(tmp_path: Path) -> None:
     async with life(tmp_path) as first:
         await first.run("execute", code="x = 5")
@@ -236,6 +238,7 @@ async def test_a_cancelled_notebook_stops_and_no_other_cell_does(tmp_path: Path)
         assert (await one.ended(other))["status"] == "completed"
 
 
+@pytest.mark.full
 async def test_a_session_can_be_reset_while_a_task_runs(tmp_path: Path) -> None:
     async with life(tmp_path) as one:
         await one.run("execute", code="import time")
@@ -248,6 +251,7 @@ async def test_a_session_can_be_reset_while_a_task_runs(tmp_path: Path) -> None:
         assert await one.run("execute", code="1") == "1"
 
 
+@pytest.mark.full
 async def test_numbers_of_queued_tasks_are_not_given_away(tmp_path: Path) -> None:
     async with life(tmp_path) as first:
         task = await first.call("execute", code="print('on', flush=True)\n" + UNTIL, wait=0)
@@ -264,6 +268,7 @@ async def test_numbers_of_queued_tasks_are_not_given_away(tmp_path: Path) -> Non
         assert "another" not in text_of(state["result"])
 
 
+@pytest.mark.full
 async def test_polls_of_an_old_task_tell_nothing_of_a_new_session_of_its_name(
     tmp_path: Path,
 ) -> None:
@@ -278,7 +283,7 @@ async def test_polls_of_an_old_task_tell_nothing_of_a_new_session_of_its_name(
         assert "has ended" not in await one.run("execute", session="z", code="'later'")
 
 
-@pytest.mark.parametrize("wait", [None, "30s"])
+@pytest.mark.parametrize("wait", [None, pytest.param("30s", marks=pytest.mark.full)])
 async def test_a_longer_wait_is_no_longer_call(wait: object) -> None:
     async with task_client() as one:
         task = await one.call("execute", code=UNTIL, wait=wait)
@@ -287,6 +292,7 @@ async def test_a_longer_wait_is_no_longer_call(wait: object) -> None:
         await one.ended(task)
 
 
+@pytest.mark.full
 async def test_a_server_that_ends_ends_the_scripts_of_its_tasks(tmp_path: Path) -> None:
     async with life(tmp_path) as one:
         task = await one.call("run_script", script="while True: pass", timeout="1h")
@@ -300,6 +306,7 @@ async def test_a_server_that_ends_ends_the_scripts_of_its_tasks(tmp_path: Path) 
         assert refused.value.code == UNKNOWN
 
 
+@pytest.mark.full
 async def test_wait_is_no_second_task_of_a_cell_that_is_followed() -> None:
     async with task_client() as one:
         task = await one.call("execute", code=UNTIL, wait=0)
@@ -349,6 +356,7 @@ async def test_the_operator_sees_which_cells_are_followed(tmp_path: Path) -> Non
         await go(one)
 
 
+@pytest.mark.full
 async def test_fifty_tasks_at_once() -> None:
     async with task_client("--max-sessions", "4") as one:
         tasks = [
@@ -360,6 +368,7 @@ async def test_fifty_tasks_at_once() -> None:
         assert found == [str(number) for number in range(50)]
 
 
+@pytest.mark.full
 async def test_a_key_that_cannot_be_kept_costs_no_task(tmp_path: Path) -> None:
     (tmp_path / "kept").mkdir(mode=0o700)
     (tmp_path / "kept" / "secret").mkdir()

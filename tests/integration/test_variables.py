@@ -51,7 +51,7 @@ def values_in(anything: Any) -> list[str]:
 
 @pytest.mark.parametrize(
     "how",
-    sampled(["warm", "forked", "cold", "none", "landlock", "ordinary"], "warm", "ordinary"),
+    sampled(["warm", "forked", "cold", "none", "landlock", "ordinary"], "warm"),
 )
 async def test_code_and_its_children_read_them_in_every_kernel(how: str) -> None:
     more = {
@@ -194,6 +194,7 @@ COMMON = {
 }
 
 
+@pytest.mark.full
 async def test_values_that_are_common_words_leave_answers_whole() -> None:
     flags = [word for name in COMMON for word in ("--env", name)]
     async with Client(command(*flags, "--warm", "0", env=COMMON)) as client:
@@ -214,6 +215,7 @@ async def test_values_that_are_common_words_leave_answers_whole() -> None:
         assert written.text.startswith("[kernel-mcp] ")
 
 
+@pytest.mark.full
 async def test_code_that_knows_a_value_keeps_the_server_no_busier_than_others() -> None:
     value = "-----BEGIN " + "q8a7" * 300 + "-----"
     chain = "import os, sys\nfor _ in range(300): sys.stdout.write(os.environ['KEY'][:-5] * 50)"

@@ -29,6 +29,7 @@ def test_disk_space_counts_blocks_and_links_once(workspace: Workspace, root: Pat
     assert (used.entries, used.complete) == (3, True)
 
 
+@pytest.mark.full
 def test_a_count_goes_no_further_than_what_a_workspace_may_hold(root: Path) -> None:
     for number in range(10_050):
         (root / str(number)).touch()

@@ -14,7 +14,7 @@ import pytest
 
 import kernel_specs
 from kernel_specs.template import immortal
-from tests.interpreters import installed
+from tests.interpreters import NAMES, interpreter
 
 ROOT = Path(kernel_specs.__file__).parents[1]
 SCRIPT = """
@@ -53,11 +53,12 @@ def kept(python: str) -> tuple[bool, int, bool, list[int]]:
     return possible, made, same, others
 
 
-@pytest.mark.parametrize("version", installed())
+@pytest.mark.parametrize("python", NAMES)
 def test_references_are_not_counted_on_tried_versions_and_nothing_is_touched_on_others(
-    version: str,
+    python: str,
 ) -> None:
-    possible, made, same, others = kept(installed()[version])
+    version, path = interpreter(python)
+    possible, made, same, others = kept(path)
     assert possible == (version in immortal.TRIED)
     assert (made > 1000) == same == possible
     assert max(others) <= 2, "a fresh list and an object of an extension type are counted"
