@@ -65,7 +65,7 @@ async def summary_of(session: Session, now: float) -> dict[str, Any]:
         "tasks": [
             cell.number
             for cell in session.cells.unreported
-            if cell.outcome is None and cell.is_followed(now)
+            if cell.outcome is None and session.queue.news.is_followed(cell)
         ],
     }
 

@@ -73,7 +73,7 @@ class StopReason(str, Enum):
 
 
 FOLLOWED_S = 15.0
-"""Seconds after a poll in which a client counts as following a task: three of the slowest polls."""
+"""Seconds after a poll in which a client follows its tasks: three of the slowest polls."""
 AT_ONCE = (StopReason.RESET, StopReason.CLOSE)
 """Reasons without a grace period. They replace any other reason."""
 
@@ -177,8 +177,8 @@ class Cell:
         self.listens = False
         self.lasting = False
         """True if a task follows it, which later servers answer: its end is saved at once."""
-        self.polled: float | None = None
-        """Time of the last call of a task about it while it ran; None once its end is a notice."""
+        self.followed = False
+        """True if a task follows it, until its end is a notice."""
         self.reported = Position()
         self.late_since: Position | None = None
         self.unreported_losses: list[Notice] = []
@@ -214,11 +214,6 @@ class Cell:
         if self.outcome is not None:
             return self.outcome.status
         return Status.QUEUED if self.started is None else Status.RUNNING
-
-    def is_followed(self, now: float) -> bool:
-        """Return True if a task delivers its end: one that is polled and was not cancelled."""
-        polled = self.polled is not None and now - self.polled < FOLLOWED_S
-        return polled and self.stop_reason is not StopReason.INTERRUPT
 
     @property
     def execution_count(self) -> int | None:
@@ -403,15 +398,27 @@ class News:
         """`clock` is the session's."""
         self._notifications = notifications
         self._clock = clock
+        self._polled = -math.inf
         self._ends: dict[int, str] = {}
         self._notice: Notice | None = None
+
+    def poll(self, cell: Cell) -> None:
+        """Note a call of a task about `cell`; a client may poll its tasks one after the other."""
+        cell.followed = cell.followed or not cell.finished.is_set()
+        if cell.followed:
+            self._polled = self._clock()
+
+    def is_followed(self, cell: Cell) -> bool:
+        """Return True if a task delivers the end of `cell`: tasks are polled, and it goes on."""
+        polled = cell.followed and self._clock() - self._polled < FOLLOWED_S
+        return polled and cell.stop_reason is not StopReason.INTERRUPT
 
     def ended(self, cell: Cell) -> None:
         """Report the end of `cell`, unless a call or the notice of its own loss reports it."""
         elsewhere = cell.calls or cell.telling or not cell.called or cell.caused_loss is not None
-        known = (cell.end_reported and not cell.abandoned) or cell.is_followed(self._clock())
+        known = (cell.end_reported and not cell.abandoned) or self.is_followed(cell)
         if cell.finished.is_set() and not (elsewhere or known):
-            cell.polled = None
+            cell.followed = False
             which = "whose call was cancelled" if cell.abandoned else "which was running"
             end = f"cell {cell.number}, {which}, has ended: {cell.status.value}"
             self._tell({**self._unreported(), cell.number: end})

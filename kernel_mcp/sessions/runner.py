@@ -163,14 +163,10 @@ class CellQueue:
             cell.calls -= 1
             self.news.ended(cell)
 
-    def poll(self, cell: Cell) -> None:
-        """Note that the client of a task has asked for a cell, which has not ended."""
-        cell.polled = self._clock()
-
     def tell_unfollowed(self) -> None:
-        """Report the ends of cells whose tasks were not polled for `FOLLOWED_S`."""
+        """Report the ends of cells with tasks, if none was polled for `FOLLOWED_S`."""
         for cell in self.cells.unreported:
-            if cell.polled is not None:
+            if cell.followed:
                 self.news.ended(cell)
 
     def abandon(self, cell: Cell) -> None:

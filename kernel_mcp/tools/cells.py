@@ -263,11 +263,10 @@ def _of_running(session: Session, cell: Cell, call: Call, result: CallToolResult
     result = with_question(cell, call, result)
     if not call.task:
         return result
-    if not cell.finished.is_set():
-        session.queue.poll(cell)
-        if not cell.lasting:
-            cell.lasting = True
-            session.persistence.log_cell(cell)  # else a later server could give its number away
+    session.queue.news.poll(cell)
+    if not cell.finished.is_set() and not cell.lasting:
+        cell.lasting = True
+        session.persistence.log_cell(cell)  # else a later server could give its number away
     entry = session.persistence.entry
     lasting = "" if entry is None else entry.key.name
     return result.model_copy(update={"meta": {**(result.meta or {}), LASTING_KEY: lasting}})

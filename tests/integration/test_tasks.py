@@ -332,6 +332,17 @@ async def test_a_cell_that_nobody_polls_any_more_is_told_once() -> None:
         assert "the end" in await one.run("wait", cell=2)
 
 
+async def test_a_client_may_poll_its_tasks_one_after_the_other() -> None:
+    async with task_client() as one:
+        first, last = [await one.call("execute", code=UNTIL, wait=0) for _ in range(2)]
+        await go(one)
+        assert (await one.ended(last))["status"] == "completed"
+        for _ in range(2):
+            await anyio.sleep(FOLLOWED_S * 0.6)
+            assert "has ended" not in text_of((await one.get(last["taskId"]))["result"])
+        assert "has ended" not in text_of((await one.ended(first))["result"])
+
+
 async def test_wait_is_a_task_once_no_cell_is_followed() -> None:
     async with task_client() as one:
         await one.run("execute", code="import time")
