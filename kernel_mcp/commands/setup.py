@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from kernel_mcp.config.load import load, settings_parser
-from kernel_mcp.config.settings import OPTIONS
+from kernel_mcp.config.settings import OPTIONS, Settings
 from kernel_mcp.config.values import close_to, parse_toml
 from kernel_mcp.errors import ConfigError
 from kernel_mcp.linux.folders import home_folder, replace_file
@@ -118,7 +118,8 @@ def run_setup(argv: Sequence[str]) -> int:
             "setup: a client of a server with --http needs its address and a token: see "
             "docs/clients.md"
         )
-    load(flags, os.environ, Path.cwd())  # a wrong value is reported here, not by the client
+    # A wrong value is reported here, not by the client.
+    _require_paths(load(flags, os.environ, Path.cwd()))
     chosen = _words(flags)
     command = [*_command(), *(chosen or client.usual_flags)]
     if any("\ud800" <= each <= "\udfff" for word in command for each in word):
@@ -134,6 +135,21 @@ def run_setup(argv: Sequence[str]) -> int:
     merged = _toml_with if client.toml else _json_with
     print(merged("", client.key, name, entry), end="")
     return 0
+
+
+def _require_paths(settings: Settings) -> None:
+    """Raise ConfigError if a path does not exist; one with a variable of the client may not."""
+    named = [
+        *(("mount", mount.host) for mount in settings.mounts),
+        *(("project", path) for path in (settings.project,) if path),
+        *(("requirements", path) for path in (settings.requirements,) if path),
+    ]
+    for flag, path in named:
+        if "${" not in str(path) and not os.path.lexists(path):
+            raise ConfigError(
+                f"--{flag} {path}: there is no such folder or file; make it, or name another, "
+                "best by its whole path"
+            )
 
 
 def _client(given: str) -> Client:

@@ -298,6 +298,10 @@ def test_what_is_in_the_way_is_named(home: Path, capsys: pytest.CaptureFixture[s
         (["cursor", "--memory", "2X"], "expected a size"),
         (["cursor", "--name", "a.b"], "--name a.b: expected letters"),
         (["cursor", "--http", "8000"], "docs/clients.md"),
+        (["cursor", "--mount", "nothere:rw"], "nothere: there is no such folder"),
+        (["vscode", "--write", "--mount", "${x}", "--mount", "/nothere:/data"], "/nothere: there"),
+        (["cursor", "--project", "nothere"], "--project"),
+        (["cursor", "--requirements", "nothere.txt"], "nothere.txt: there is no such"),
     ],
 )
 def test_what_is_not_understood_is_one_line(
