@@ -5,7 +5,8 @@ from __future__ import annotations
 import codecs
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 _BOMS = (
@@ -23,6 +24,7 @@ ENCODINGS = frozenset(
 """Names of encodings in which texts are read on request, as `codecs` has them."""
 _TEXT_CONTROLS = frozenset(b"\t\n\r\f\b\x1b")
 _HIGH = re.compile(rb"[\x80-\xff]+")
+_HIGH_BYTE = re.compile(rb"[\x80-\xff]")
 _LATIN_RUN = 2
 """Bytes above ASCII in a row, on average, up to which letters of a Latin alphabet have accents."""
 _CYRILLIC = frozenset("оеаинтсрвлОЕАИНТСРВЛ")
@@ -130,37 +132,63 @@ def _turkish(head: bytes) -> int:
     return 0 if there & _NOT_TURKISH else len(there & _TURKISH)
 
 
-_ONLY_1250 = frozenset(b"\x8d\x8f\x9d")
-"""Letters of cp1250 at bytes that cp1252 does not have."""
-_SYMBOLS_1252 = frozenset(b"\xa3\xa5\xaa\xaf\xb3\xb9\xba\xbc\xbe\xbf")
-"""Letters of cp1250 at bytes of symbols in cp1252, which do not stand beside letters."""
-_CARONS = frozenset(b"\x8a\x8e\x9a\x9e")
-"""S and Z with caron in both, rare in texts of Western Europe."""
-_BESIDE_CARONS = frozenset(b"\xc8\xcf\xd8\xe6\xe8\xec\xef\xf0\xf2\xf8\xf9")
-_DOUBLE_ACUTES = frozenset(b"\xd5\xdb\xf5\xfb")
-_HUNGARIAN = frozenset(b"\xd6\xdc\xe1\xe9\xed\xf3\xf6\xfa\xfc")
+_LANGUAGES = {
+    "cp1252": (
+        *("äöüß", "àâæçèéêëîïôœùûüÿ", "áéíñóúü", "àáâãçéêíóõôúü", "àèéìíîòóùú", "åäöé"),
+        *("æøåéèêóòô", "áðéíóúýþæö", "àçèéíïòóúü·", "äëïéèêöüáó", "äöõüšž"),
+    ),
+    "cp1250": (
+        *("ąćęłńóśźż", "áčďéěíňóřšťúůýž", "áäčďéíĺľňóôŕšťúýž", "áéíóöőúüű", "čćđšž", "ăâîşţ"),
+    ),
+}
+"""Letters beyond ASCII of the languages that are written in an encoding."""
+_DOUBLE_ACUTES = frozenset(b"\xd5\xf5")
+"""The O of Hungarian, which is that with a tilde of Portuguese in cp1252."""
+_PORTUGUESE = frozenset(b"\xc3\xe3\xea\xe7\xe2")
+_SYMBOLS = frozenset(
+    byte
+    for byte in (bytes([each]) for each in range(0x80, 0x100))
+    if not byte.decode("cp1252", "replace").isalpha() or byte in (b"\xaa", b"\xba")
+)
+"""Bytes that are no letters in cp1252."""
 
 
 def _is_central_european(head: bytes) -> bool:
-    """Return True if text is rather cp1250 than cp1252, by letters that only the former has."""
+    """Return True if the letters of text are rather those of a language in cp1250 than cp1252."""
+    places = Counter(
+        (head[at : at + 1], _is_letter(head[at - 1 : at]), _is_letter(head[at + 1 : at + 2]))
+        for at in (each.start() for each in _HIGH_BYTE.finditer(head))
+    )
+    western, central = (
+        max(_likeness(places, encoding, letters) for letters in _LANGUAGES[encoding])
+        for encoding in ("cp1252", "cp1250")
+    )
     there = frozenset(head)
-    if there & _ONLY_1250:
-        return True
-    beside = sum(
-        byte in _SYMBOLS_1252 and _is_letter(before) and _is_letter(after)
-        for before, byte, after in zip(head, head[1:], head[2:], strict=False)
-    )
-    fractions = any(
-        byte in b"\xbc\xbe" and (_is_letter(before) or _is_letter(after))
-        for before, byte, after in zip(head, head[1:], head[2:], strict=False)
-    )
-    if fractions or beside > 1 or (beside and not there & frozenset(b"\x91\x92\x93\x94")):
-        return True
-    if there & _CARONS and there & _BESIDE_CARONS:
-        return True
-    tilde = there & frozenset(b"\xc3\xe3")  # of Portuguese
-    return bool(there & _DOUBLE_ACUTES and there & _HUNGARIAN and not tilde and b"\xea" not in head)
+    hungarian = there & _DOUBLE_ACUTES and not there & _PORTUGUESE
+    return central > western or bool(hungarian and central == western > 0)
 
 
-def _is_letter(byte: int) -> bool:
-    return 0x41 <= byte <= 0x5A or 0x61 <= byte <= 0x7A or byte >= 0xC0
+def _likeness(places: Mapping[tuple[bytes, bool, bool], int], encoding: str, letters: str) -> int:
+    """Return the number of letters of a language in text, less those that it does not have.
+
+    `places` counts bytes, by byte and whether a letter comes before, and after. A letter that
+    cp1252 has as a symbol may be one, as in m³, unless a letter follows. Such letters count only
+    beside others.
+    """
+    found = perhaps = 0
+    for (byte, before, after), count in places.items():
+        letter = byte.decode(encoding, "replace")
+        is_symbol = byte in _SYMBOLS
+        if letter.lower() in letters:
+            if is_symbol and not after:
+                perhaps += count
+            else:
+                found += count
+        elif letter == "\ufffd" or (before and after if is_symbol else letter.isalpha()):
+            found -= 2 * count
+    return found + perhaps if found > 0 else found
+
+
+def _is_letter(byte: bytes) -> bool:
+    """Return True for one byte that is a letter of a Latin alphabet."""
+    return byte.isalpha() or byte >= b"\xc0"
