@@ -89,6 +89,7 @@ async def test_output_that_would_hold_up_the_server_is_told_to_be_left_out() -> 
         assert "[left out: an output of 15.7 MB holds more than 200,000 values]" in text_of(cell)
 
 
+@pytest.mark.full
 async def test_a_hundred_thousand_tiny_messages_are_one_output() -> None:
     async with court() as bench:
         honest, hostile = await bench.session("honest"), await bench.session("flood_tiny")

@@ -89,6 +89,7 @@ async def test_a_person_leaves_a_console_and_the_session_goes_on(
         assert (await notebook.run("x")).text == "1"
 
 
+@pytest.mark.full
 async def test_a_front_outlives_resets_hibernation_and_the_death_of_kernels(state: Path) -> None:
     async with agent(*flags(state), "--idle-timeout", "1s") as notebook:
         await notebook.run("x = 1")

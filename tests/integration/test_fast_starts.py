@@ -92,6 +92,7 @@ print(shell.last_execution_result, shell.history_manager.input_hist_parsed[:-1])
 """
 
 
+@pytest.mark.full
 async def test_a_kernel_from_the_reserve_looks_as_if_it_had_never_run_a_cell(
     servers: Servers,
 ) -> None:

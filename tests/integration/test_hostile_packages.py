@@ -169,6 +169,7 @@ async def test_words_of_packages_are_cleaned(cache: Path, links: Path) -> None:
         assert "\\u202e" in text
 
 
+@pytest.mark.full
 async def test_no_way_in_takes_more_of_the_disk_than_it_may(tmp_path: Path, cache: Path) -> None:
     links = tmp_path / "links"
     hostile.filling_wheel(links)

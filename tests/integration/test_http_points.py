@@ -81,6 +81,7 @@ async def heard(client: Wire, session: str, words: str = "") -> None:
 # 1. State
 
 
+@pytest.mark.full
 async def test_all_clients_of_a_principal_have_one_default_session_in_both_eras() -> None:
     with http_server() as server:
         async with http_agent(server, "auto") as first, http_agent(server, "legacy") as second:

@@ -242,6 +242,7 @@ print(subprocess.run([sys.executable, '-c', 'import kmtest_tool; kmtest_tool.mai
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "flags",
     [

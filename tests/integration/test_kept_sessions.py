@@ -275,6 +275,7 @@ thread = threading.Thread(target=end.wait, daemon=True); thread.start(); a = 1
 """
 
 
+@pytest.mark.full
 async def test_sessions_come_back_by_their_names_and_not_after_their_end(place: Place) -> None:
     """One has a thread: its own kernel saves it."""
     async with place.life() as first:

@@ -27,7 +27,7 @@ WAYS = {
 
 
 every_way = pytest.mark.parametrize(
-    "notebook", sampled(WAYS, "bwrap", "landlock"), indirect=True, scope="module"
+    "notebook", sampled(WAYS, "bwrap"), indirect=True, scope="module"
 )
 """Run a test for each way to confine kernels; others run under bubblewrap alone."""
 

@@ -82,6 +82,7 @@ async def test_too_much_memory_is_an_error_and_the_kernel_lives(
         assert (await kernel.run("40 + 2")).text.strip() == "42"
 
 
+@pytest.mark.full
 async def test_hungry_children_are_killed_and_named(may_have_groups: None) -> None:
     async with limited_kernel(SMALL) as kernel:
         ended = await kernel.run(HUNGRY_CHILDREN, timeout=20)

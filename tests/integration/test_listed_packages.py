@@ -171,6 +171,7 @@ async def test_the_hashes_of_a_lock_are_enforced(tmp_path: Path) -> None:
         assert (await notebook.run("import tabulate; tabulate.__version__")).text == "'0.9.0'"
 
 
+@pytest.mark.full
 async def test_requirements_make_the_environment_and_errors_name_the_line(
     tmp_path: Path, links: Path
 ) -> None:

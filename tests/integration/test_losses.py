@@ -151,6 +151,7 @@ async def test_what_a_cancelled_answer_told_is_told_again(era: str, servers: Ser
         assert "2" in answer.text
 
 
+@pytest.mark.full
 async def test_a_killer_that_nobody_waits_for_is_told_by_what_comes_next(servers: Servers) -> None:
     async with servers.agent("--allow", "*") as notebook:
         await notebook.run("x = 1")

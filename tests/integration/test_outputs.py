@@ -57,6 +57,7 @@ async def test_a_million_lines_arrive(servers: Servers) -> None:
         assert answer.cell["omitted"] > 6_000_000
 
 
+@pytest.mark.full
 async def test_several_figures_of_one_cell_come_back_in_order(servers: Servers) -> None:
     async with servers.agent("--allow", ANALYSIS) as notebook:
         answer = await notebook.run(

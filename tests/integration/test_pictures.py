@@ -177,6 +177,7 @@ SAID = {
 }
 
 
+@pytest.mark.full
 async def test_displays_of_every_kind_say_something(servers: Servers) -> None:
     async with servers.agent() as notebook:
         await run(notebook, "from IPython.display import *")

@@ -127,6 +127,7 @@ async def test_what_sleeps_where_descriptors_are_few_wakes_with_its_variables(
     assert "Traceback" not in log.read_text()
 
 
+@pytest.mark.full
 async def test_after_a_recursive_fork_bomb_the_next_call_costs_the_server_little() -> None:
     async with raw_client("--pids", "100") as client:
         await client.call("execute", code="1", wait=100)

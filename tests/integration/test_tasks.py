@@ -183,6 +183,7 @@ async def test_handles_stay_those_of_sessions_that_are_kept(tmp_path: Path) -> N
         assert await second.run("execute", code="x + 1", session=handle) == "6"
 
 
+@pytest.mark.full
 async def test_scripts_and_notebooks_are_tasks_in_memory(tmp_path: Path) -> None:
     async with life(tmp_path) as one:
         script = await one.call(
@@ -283,6 +284,7 @@ async def test_polls_of_an_old_task_tell_nothing_of_a_new_session_of_its_name(
         assert "has ended" not in await one.run("execute", session="z", code="'later'")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("wait", [None, pytest.param("30s", marks=pytest.mark.full)])
 async def test_a_longer_wait_is_no_longer_call(wait: object) -> None:
     async with task_client() as one:

@@ -108,7 +108,7 @@ async def outcomes(notebook: Agent, kind: Kind, target: Target) -> dict[str, str
     return found
 
 
-@pytest.mark.parametrize("tried", sampled(TRIED, "stock, bwrap"))
+@pytest.mark.parametrize("tried", sampled(TRIED, "stock, bwrap", "stock, landlock"))
 async def test_it_gains_no_more(tried: str, target: Target, tmp_path: Path) -> None:
     name, way = tried.split(", ")
     limits = {**target.limits, "memory_bytes": MEMORY.get(name, LITTLE)}

@@ -15,6 +15,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from kernel_mcp.config.requirements import split_names
 from kernel_mcp.config.values import parse_toml
 from kernel_mcp.endpoints.plain import plain_data
@@ -47,7 +49,7 @@ MOST_S = 0.05
 REFERENCE_S = 0.02
 CLOCK_S = 0.03
 """The most that a clock with 100 ticks a second adds, and garbage collections."""
-SAMPLE = 60
+SAMPLE = 20
 FULL = 1000
 CHILD_S = 600
 EXPECTED = (KernelMcpError, ValueError, RecursionError, ProxyRefusal, OverflowError)
@@ -180,9 +182,13 @@ def main(count: int) -> None:
     print("all", flush=True)
 
 
-def test_no_document_takes_a_parser_long() -> None:
+@pytest.mark.parametrize(
+    "flags",
+    [(), pytest.param(("--full",), marks=[pytest.mark.full, pytest.mark.timeout(3600)])],
+)
+def test_no_document_takes_a_parser_long(flags: tuple[str, ...]) -> None:
     ran = subprocess.run(
-        [sys.executable, "-m", "tests.unit.test_documents"],
+        [sys.executable, "-m", "tests.unit.test_documents", *flags],
         cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,
