@@ -1,4 +1,4 @@
-"""Claude Code in a terminal, where it takes tasks: background, stop, quit and continue.
+"""Claude Code in a terminal, where it takes tasks: background, stop, continue, questions.
 
 The model is a script: see `test_claude_code`. The terminal is a pseudo-terminal that nobody reads
 for its words; what counts is what the model is sent.
@@ -11,6 +11,7 @@ import json
 import os
 import pty
 import queue
+import re
 import subprocess
 import threading
 from collections.abc import Iterator, Sequence
@@ -30,6 +31,9 @@ pytestmark = pytest.mark.full
 PACKAGE = "@anthropic-ai/claude-code@2.1.332"
 """npm on Node 20 installs an older one, without tasks, if no version is named."""
 PATIENCE_S = 120.0
+POINTER = "\N{HEAVY RIGHT-POINTING ANGLE QUOTATION MARK ORNAMENT}"
+"""The mark before the line or the button that takes keys."""
+ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 NOTE = "<task-notification>"
 UNTIL = "import pathlib, time\nwhile not pathlib.Path('go').exists(): time.sleep(0.05)\n"
 
@@ -121,7 +125,7 @@ def terminal(cli: Cli, model: Model, *flags: str) -> Iterator[Screen]:
     reader = threading.Thread(target=screen.read)
     reader.start()
     try:
-        screen.awaits("\N{HEAVY RIGHT-POINTING ANGLE QUOTATION MARK ORNAMENT}")
+        screen.awaits(POINTER)
         yield screen
     finally:
         process.terminate()
@@ -152,14 +156,22 @@ class Screen:
     def awaits(self, text: str) -> None:
         """Wait until this was shown."""
         with self._changed:
-            found = self._changed.wait_for(lambda: text in self._shown, PATIENCE_S)
-            assert found, f"{text!r} was not shown: {self._shown[-3000:]!r}"
-            self._shown = ""
+            found = self._changed.wait_for(lambda: text in self._words, PATIENCE_S)
+            assert found, f"{text!r} was not shown: {self._words[-3000:]!r}"
+            self._shown = self._words.partition(text)[2]
+
+    @property
+    def _words(self) -> str:
+        """The text without escape sequences."""
+        return ESCAPES.sub("", self._shown)
 
     def types(self, text: str) -> None:
         """Type a word, and end it when it is shown: what comes at once counts as pasted."""
         os.write(self._terminal, text.encode())
         self.awaits(text)
+        os.write(self._terminal, b"\r")
+
+    def presses_enter(self) -> None:
         os.write(self._terminal, b"\r")
 
 
@@ -209,3 +221,19 @@ def test_a_result_is_there_after_the_client_was_left_and_continued(cli: Cli) -> 
         assert "interrupted" in note or "the server ended" in note
         model.awaits("")
         assert model.seen[-1].text.splitlines()[0] == "6"
+
+
+def test_a_person_answers_the_question_of_code_in_a_form(cli: Cli) -> None:
+    model = Terminal(calls("print('hello', input('Name? '))"))
+    with terminal(cli, model) as typed:
+        typed.types("begin")
+        typed.awaits("asks:")
+        typed.types("Ada")
+        shown = ""
+        for _ in range(int(PATIENCE_S)):  # it drops keys that come while it draws
+            typed.presses_enter()
+            with contextlib.suppress(queue.Empty):
+                shown = model.texts.get(timeout=1)
+            if NOTE in shown:
+                break
+        assert "hello Ada" in shown
