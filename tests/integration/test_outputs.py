@@ -207,3 +207,32 @@ async def test_a_flood_leaves_other_sessions_responsive(servers: Servers) -> Non
                 await notebook.run("1", session=calm)
         stopped = await notebook.call("interrupt")
         assert stopped.status in ("interrupted", "killed")
+
+
+FORKED = """
+import multiprocessing, os
+from IPython.display import HTML, display
+def show(x):
+    display({"x": x}, HTML("<b>bold</b>"))
+if os.fork() == 0:
+    display([1])
+    os._exit(0)
+os.wait()
+with multiprocessing.get_context("fork").Pool(1) as pool: pool.map(show, [7])
+import matplotlib.pyplot as plt
+def draw():
+    plt.plot([1, 2]); plt.show()
+process = multiprocessing.get_context("fork").Process(target=draw)
+process.start(); process.join()
+"""
+
+
+async def test_what_a_forked_process_displays_is_shown_as_text_and_the_rest_is_named() -> None:
+    async with agent("--allow", ANALYSIS) as notebook:
+        answer = await notebook.run(FORKED)
+        left = " left out: a forked process shows text alone]"
+        assert "[1]\n{'x': 7}\n" in answer.text
+        assert f"[text/html{left}" in answer.text
+        assert f"[image/png{left}" in answer.text
+        assert not answer.images
+        assert (await notebook.run("display([2])")).text == "[2]"

@@ -115,6 +115,11 @@ class IOPubPublisher:
         return self._text_size > 0 or self.blocked
 
     @property
+    def is_parents(self) -> bool:
+        """Return True in a forked child, whose messages are dropped."""
+        return self._forgotten
+
+    @property
     def blocked(self) -> bool:
         """Return True if messages wait because send(2) would block."""
         return bool(self._queue) and self._publisher.full

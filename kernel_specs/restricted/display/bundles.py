@@ -320,15 +320,25 @@ def _size(value: Any) -> int:
 
 
 class DisplayPublisher(ZMQDisplayPublisher):
-    """Publishes displays, completed by `Completed`."""
+    """Publishes displays, completed by `Completed`; a forked process prints their text."""
 
     def publish(  # type: ignore[override]  # as ipykernel's, without a parameter of old
         self, data: Any, metadata: Any = None, **options: Any
     ) -> None:
         """Publish a bundle as `display_data`, or the update of one."""
         completed = self.shell.completed(data) if data else data
-        if completed or not data:
+        if self.pub_socket.is_parents:
+            print(_printed(completed))
+        elif completed or not data:
             super().publish(completed, metadata, **options)
+
+
+def _printed(data: dict[str, Any]) -> str:
+    """Return the text of a bundle, and the names of its other types."""
+    own = ("text/plain", charts.CHART, rows.TABLE)
+    others = ", ".join(mime for mime in data if mime not in own)
+    left = f"[{others} left out: a forked process shows text alone]" if others else ""
+    return " ".join(filter(None, [str(data.get("text/plain", "")), left]))
 
 
 class DisplayHook(ZMQShellDisplayHook):
