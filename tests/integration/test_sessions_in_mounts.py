@@ -10,6 +10,7 @@ import pytest
 
 from tests.integration.agent import Agent, agent
 from tests.integration.lives import Place
+from tests.unit.packages.wheels import wheel
 
 pytestmark = pytest.mark.anyio
 
@@ -199,3 +200,40 @@ async def test_a_secret_that_appears_is_covered_by_its_relative_name_too(tmp_pat
         with anyio.fail_after(60):
             while (await notebook.run(read)).text != "['']":
                 pass
+
+
+async def test_an_adopted_branch_goes_on_in_it(tmp_path: Path) -> None:
+    project = project_in(tmp_path)
+    async with agent("--mount", f"{project}:rw", "--warm", "1") as notebook:
+        await notebook.run("import os; os.chdir('sub'); x = 1")
+        made = (await notebook.call("branch", n=1)).data["branches"][0]
+        branch = made["session"]
+        assert await where(notebook, session=branch) == f"{project}/sub"
+        own = "open(os.environ['BRANCH_DIR'] + '/own', 'w')"
+        code = f"open('of_branch', 'w').write('b'); {own}; x = 2"
+        await notebook.run(code, session=branch)
+        assert not (await notebook.call("adopt", branch=branch)).failed
+        assert (await notebook.run("x, open('of_branch').read()")).text.startswith("(2, 'b')")
+        assert await where(notebook) == f"{project}/sub"
+        assert (project / "sub" / "of_branch").read_text() == "b"
+        assert not (project / ".branches").exists()
+        assert (await notebook.call("read_file", path="sub/of_branch")).text == "b"
+        assert (await notebook.call("read_file", path=f"{made['folder']}/own")).text == "(empty)"
+
+
+async def test_files_in_it_are_not_installed_and_the_way_is_told(tmp_path: Path) -> None:
+    project = project_in(tmp_path)
+    (project / "needed.txt").write_text("kmtest-good\n")
+    for folder in (project, tmp_path / "links"):
+        wheel(folder, "kmtest-good", "1.0")
+    name = "kmtest_good-1.0-py3-none-any.whl"
+    links = ("--allow-install", "*", "--find-links", str(tmp_path / "links"))
+    async with agent("--mount", f"{project}:rw", *links) as notebook:
+        for line in ("%pip install -r needed.txt", f"!pip install ./{name}", "%pip install -e ."):
+            answer = await notebook.call("execute", code=f"{line}\nimport kmtest_good")
+            assert answer.failed
+            assert "No line of this cell was run." in answer.text, answer.text
+        for given in (f"./{name}", f"{project}/{name}", f"file://{project}/{name}"):
+            assert (await notebook.call("install", packages=[given])).failed
+        assert not (await notebook.call("install", packages=["kmtest-good"])).failed
+        assert (await notebook.run("import kmtest_good; kmtest_good.__version__")).text == "'1.0'"
