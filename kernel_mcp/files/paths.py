@@ -90,8 +90,8 @@ def hidden_error(place: ResolvedPath) -> WorkspaceError:
     host = place.name if place.mount is None else place.mount.mount.host.joinpath(*place.parts)
     return WorkspaceError(
         f"{place.path!r} is covered: it is, or has the name of, a secret or of something that no "
-        "regular file or folder is. Code finds it empty. If it is a regular file, the operator can "
-        f"show that one with --mount {host}.",
+        "regular file or folder is. Code finds it empty, or may not open it. If it is a regular "
+        f"file, the operator can show that one with --mount {host}.",
         errno.EACCES,
     )
 
