@@ -92,17 +92,19 @@ class CellQueue:
         self._waiting.append(cell)
         return cell
 
-    def remember(self, code: str, cause: str, output: str) -> None:
-        """Add a cell that an earlier server ran, with the status killed and what it had put out."""
+    def remember(self, code: str, cause: str, output: str, *, began: bool) -> None:
+        """Add a cell of an earlier server, whose end caused its own, and what it had put out."""
         number = len(self.cells) + 1
         log = OutputLog(self._folder, number)
         if output:
             log.add(Stream("stdout", output))
-        else:
+        elif began:
             log.evict(f"[… {cause} …]")
         log.close()
-        cell = Cell.ended(number, code, log, CellOutcome(Status.KILLED, False, cause), 0.0)
-        cell.numbered, cell.phase = True, Phase.RUN
+        status = Status.KILLED if began else Status.INTERRUPTED
+        cell = Cell.ended(number, code, log, CellOutcome(status, False, cause), 0.0)
+        if began:
+            cell.numbered, cell.phase = True, Phase.RUN
         self.cells.append(cell)
 
     @property

@@ -43,7 +43,9 @@ AGAIN = (
     "and with a kernel that has no checkpoint"
 )
 NOT_SAVED = "the server ended before what this cell did was saved"
+NEVER_BEGUN = "the server ended before this cell began"
 NOT_BEGUN = "# never begun"
+"""First line of the code of a cell in the journal that waits for others."""
 """The code of a cell that waited for others when the server ended."""
 SERVICE_THREAD = "kernel-service"
 """Name of the kernel's thread for control requests, which runs no user code."""
@@ -152,10 +154,11 @@ class SessionPersistence:
             self._saver.touch(self)
 
     def log_cell(self, cell: Cell) -> None:
-        """Write a cell that is about to run to the journal, if the session is persisted."""
+        """Write a cell to the journal, if the session is persisted; once more when it begins."""
         if self._save is not None:
+            code = cell.recorded if cell.started is not None else f"{NOT_BEGUN}\n{cell.recorded}"
             with Barrier("keeping the code of a cell", self.handle):
-                self._save.log_cell(cell.number, cell.recorded)
+                self._save.log_cell(cell.number, code)
 
     @asynccontextmanager
     async def paused(self) -> AsyncIterator[None]:
@@ -384,15 +387,20 @@ class SessionPersistence:
         outputs = self._save.output.texts() if self._save is not None else {}
         for number in range(len(cells) + 1, max(previous.cells, default=0) + 1):
             code = previous.cells.get(number, NOT_BEGUN)
-            session.queue.remember(code, NOT_SAVED, outputs.get(number, ""))
+            began = not code.startswith(NOT_BEGUN)
+            session.queue.remember(
+                code.removeprefix(f"{NOT_BEGUN}\n"),
+                NOT_SAVED if began else NEVER_BEGUN,
+                outputs.get(number, ""),
+                began=began,
+            )
 
     def _continue_from(self, previous: PreviousSession) -> None:
         """Set the variables for the next cell to restore."""
         session, saved = self._session, previous.saved
         ran = {cell.number for cell in session.queue.cells[saved.through :] if cell.numbered}
-        saved_state = self._saved_state(
-            previous, lost_with(saved, sorted(ran.union(previous.cells)))
-        )
+        begun = (n for n, code in previous.cells.items() if not code.startswith(NOT_BEGUN))
+        saved_state = self._saved_state(previous, lost_with(saved, sorted(ran.union(begun))))
         session.touched = True
         session.lifecycle.continue_from(saved_state, saved.cell)
 

@@ -145,7 +145,8 @@ def _cause(cell: Cell) -> str:
 
 
 def _kept(cell: Cell) -> str:
-    return "" if cell.losses else " Variables are kept."
+    kept = cell.outcome is None or cell.outcome.state_kept
+    return " Variables are kept." if kept and not cell.losses else ""
 
 
 def _lost(cell: Cell, but: Container[str] = ()) -> str:

@@ -259,15 +259,22 @@ async def test_numbers_of_queued_tasks_are_not_given_away(tmp_path: Path) -> Non
         task = await first.call("execute", code="print('on', flush=True)\n" + UNTIL, wait=0)
         await first.shows(task, "on")
         await first.call("execute", code="print('never')", wait=0)
-        queued = await first.call("execute", code="print('never')", wait=0)
+        queued = await first.call("execute", code="print('it did not run')", wait=0)
         os.kill(first.raw.process.pid, signal.SIGKILL)
         await first.raw.process.wait()
     async with life(tmp_path) as second:
-        assert (await second.run("execute", code="'another'")).startswith("'another'")
+        told = await second.run("execute", code="'another'")
+        assert told.startswith("'another'")
+        assert "Cell 1 ran after that was saved" in told, "the others had not begun"
         state = await second.get(queued["taskId"])
         assert state["status"] == "completed", shown(state)
-        assert "the server ended" in text_of(state["result"])
+        assert "interrupted: the server ended before this cell began" in text_of(state["result"])
         assert "another" not in text_of(state["result"])
+        record = await second.ask("resources/read", uri="kernel://default/cells/3.json")
+        assert '"execution_count": null' in record["contents"][0]["text"]
+        book = await second.ask("resources/read", uri="kernel://default/notebook")
+        assert "it did not run" in book["contents"][0]["text"]
+        assert "never begun" not in book["contents"][0]["text"]
 
 
 @pytest.mark.full
