@@ -19,6 +19,7 @@ from kernel_mcp.stdio import Answers, Requests
 from kernel_mcp.stdio_lines import StdioLines
 from kernel_mcp.tool_context import ToolContext
 from kernel_mcp.tools.app import MIME, VIEW, Views, page
+from kernel_mcp.tools.asking import Putter
 from kernel_mcp.tools.calls import SessionCalls, program_of
 from kernel_mcp.tools.elicitation import Elicitation, state_security
 from kernel_mcp.tools.jobs import Jobs
@@ -59,7 +60,8 @@ def build_mcp(
     """Return the MCP server of all tools, for `callers`; see `Toolbox` for `links`."""
     files = "files" in services.settings.tools
     calls, words, key = LocalCalls(services, links), services.instructions(), services.task_key
-    return mcp_over(calls, callers, words, files=files, key=key)
+    local = links is None  # over HTTP the person is elsewhere
+    return mcp_over(calls, callers, words, files=files, key=key, local=local)
 
 
 def mcp_over(
@@ -70,22 +72,23 @@ def mcp_over(
     files: bool = True,
     key: Callable[[], bytes],
     alone: bool = True,
+    local: bool = False,
 ) -> ResourceServer:
     """Return the MCP server of sessions on any machine; `words` are its instructions.
 
-    `key` is that of `Jobs`, `alone` that of `Tasks`.
+    `key` is that of `Jobs`, `alone` that of `Tasks`, `local` that of `Putter`.
     """
     stoppable, skills = StoppableCalls(calls), Skills(calls, words)
-    jobs = Jobs(stoppable, key)
+    jobs, putter = Jobs(stoppable, key), Putter(local=local)
     return ResourceServer(
         NAME,
         calls=stoppable,
-        elicitation=Elicitation(jobs),
+        elicitation=Elicitation(jobs, putter),
         request_state_security=state_security(key),
         caller=callers.of,
         files=files,
         pages={VIEW: Page(MIME, page, "cell.html"), **skills.pages()},
-        extensions=[Views(), skills, Tasks(jobs, callers.of, alone=alone)],
+        extensions=[Views(), skills, Tasks(jobs, callers.of, putter, alone=alone)],
         title=NAME,
         version=__version__,
         instructions=words,

@@ -299,7 +299,9 @@ async def _serve_stdio(settings: Settings, ray: Any, registry: Any, shutdown: Sh
         tasks.start_soon(wire.read_early, shutdown.begin)
         await tasks.start(calls.run)
         default = f"front {secrets.token_hex(8)}"
-        build = partial(mcp_over, calls, words=calls.instructions, files=calls.files, key=key)
+        build = partial(
+            mcp_over, calls, words=calls.instructions, files=calls.files, key=key, local=True
+        )
         await serve_wire(build, wire, shutdown.begin, default=default)
         tasks.cancel_scope.cancel()
 

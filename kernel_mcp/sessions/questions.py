@@ -32,11 +32,20 @@ NOBODY = "nobody"
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The answer of a person to the question with `key`; `value` counts if it is accepted."""
+    """The answer of a person to the question with `key`; `value` counts if it is accepted.
+
+    `typed` is True for one that comes from a page. A client that accepts a secret question has
+    only opened its page.
+    """
 
     key: str
     action: Action
     value: str = ""
+    typed: bool = False
+
+    def settles(self, question: Question) -> bool:
+        """Return True if this answers the question, so that it is closed."""
+        return not question.secret or self.typed or self.action != "accept"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +104,8 @@ class Questions:
         self._seconds = seconds
         self._modes = modes
         self._note = note
+        self._put = False
+        """True if the client has opened the page of the open question."""
         self._kernel_key = ""
         self._nobody = False
         """True once the client has answered that it asks nobody."""
@@ -115,7 +126,7 @@ class Questions:
         if self._nobody or mode not in self._modes or number > MOST_QUESTIONS:
             self.reply(request.key, NOBODY, "")
             return
-        self._kernel_key = request.key
+        self._kernel_key, self._put = request.key, False
         self.open = Question(
             f"{self._cell.number}-{number}",
             self._cell.number,
@@ -129,23 +140,32 @@ class Questions:
             scope.cancel()
         self._cell.note_change()
 
-    def answer(self, answer: Answer) -> None:
-        """Send an answer to the code; one to no open question is dropped."""
-        if self.open is None or answer.key != self.open.key:
-            return
+    def answer(self, answer: Answer | None) -> bool:
+        """Send an answer to the code; return False if there is none, or no question for it."""
+        if self.open is None or answer is None or answer.key != self.open.key:
+            return False
+        if not answer.settles(self.open):
+            self._put = True
+            return False
         self._nobody = self._nobody or answer.action == "cancel"
         value = answer.value[:ANSWER_CHARS] if answer.action == "accept" else ""
         self.reply(self._kernel_key, NOBODY if self._nobody else answer.action, value)
         self._close(answer.action, len(value))
+        return True
 
     def withdraw(self) -> None:
         """Close the open question: the cell has ended, or its code no longer waits."""
         self._close("withdraw", 0)
 
+    @property
+    def to_put(self) -> Question | None:
+        """The open question, unless the client has opened its page."""
+        return None if self._put else self.open
+
     @contextmanager
     def ending(self, scope: anyio.CancelScope) -> Iterator[None]:
-        """Cancel `scope` inside the block once a question is open."""
-        if self.open is not None:
+        """Cancel `scope` inside the block once there is a question to put."""
+        if self.to_put is not None:
             scope.cancel()
         self._opening.add(scope)
         try:

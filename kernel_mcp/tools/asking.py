@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 from mcp.server.context import ServerRequestContext
@@ -15,14 +15,24 @@ from pydantic import BaseModel
 from kernel_mcp.barriers import Barrier
 from kernel_mcp.config.settings import Settings
 from kernel_mcp.sessions.cell import Cell
+from kernel_mcp.sessions.directory import Caller
+from kernel_mcp.sessions.notifications import PendingReceipt, ResponseContext
 from kernel_mcp.sessions.questions import Answer, Mode, Question, Questions
 from kernel_mcp.sessions.session import Session
-from kernel_mcp.tools.calls import QUESTION_KEY, Call
+from kernel_mcp.tools.calls import ANSWERED_KEY, QUESTION_KEY, Call, SessionCalls
 from kernel_mcp.tools.results import notice_block
+
+if TYPE_CHECKING:
+    from kernel_mcp.tools.answer_pages import AnswerPages, Give
 
 ACTIONS = ("accept", "decline", "cancel")
 FIELD = "answer"
 """The only field of a form."""
+SCHEMA = {
+    "type": "object",
+    "properties": {FIELD: {"type": "string", "title": "Answer"}},
+    "required": [FIELD],
+}
 WAITS = "Cell {} waits until a person has answered a question of its code"
 
 
@@ -73,10 +83,10 @@ async def _put(cell: Cell, questions: Questions, call: Call) -> None:
 
 def with_question(cell: Cell, call: Call, result: CallToolResult) -> CallToolResult:
     """Return an answer with the open question of its cell, or with a notice of it."""
-    question = cell.questions.open if cell.questions is not None else None
-    if question is None:
+    if cell.questions is None or cell.questions.open is None:
         return result
-    if not call.asks or call.ask is not None:
+    question = cell.questions.to_put
+    if question is None or not call.asks or call.ask is not None:
         result.content.append(notice_block(WAITS.format(cell.number)))
         return result
     meta = {**(result.meta or {}), QUESTION_KEY: asdict(question)}
@@ -89,25 +99,66 @@ def question_in(result: CallToolResult) -> Question | None:
     return Question(**row) if isinstance(row, dict) else None
 
 
-def modes_of(ctx: ServerRequestContext[Any, Any]) -> frozenset[Mode]:
-    """Return the modes of elicitation that the client declares; an empty object means forms."""
-    capabilities = ctx.session.client_capabilities
-    found = capabilities.elicitation if capabilities is not None else None
-    if found is None:
-        return frozenset()
-    modes: set[Mode] = {"url"} if found.url is not None else set()
-    return frozenset(modes | ({"form"} if found.form is not None or not modes else set()))
+class Putter:
+    """Turns questions into requests of the protocol, for the clients of one transport."""
+
+    def __init__(self, *, local: bool) -> None:
+        """Secrets are asked for if the person is `local`: on this machine."""
+        self._local = local
+        self._pages: AnswerPages | None = None
+
+    def modes(self, ctx: ServerRequestContext[Any, Any]) -> frozenset[Mode]:
+        """Return the modes in which this client can be asked; an empty object means forms."""
+        capabilities = ctx.session.client_capabilities
+        found = capabilities.elicitation if capabilities is not None else None
+        if found is None:
+            return frozenset()
+        modes: set[Mode] = {"form"} if found.form is not None or found.url is None else set()
+        if found.url is not None and self._local:
+            modes.add("url")
+        return frozenset(modes)
+
+    async def request(self, owner: str, question: Question, give: Give) -> dict[str, Any]:
+        """Return the request that puts a question, as JSON.
+
+        `give` takes what is typed on the page of a secret, which `owner` and the key identify.
+        """
+        params: dict[str, Any] = {"message": question.words}
+        if question.secret:
+            if self._pages is None:
+                from kernel_mcp.tools.answer_pages import AnswerPages  # few sessions have one
+
+                self._pages = AnswerPages()
+            url = await self._pages.url_of(owner, question, give)
+            params |= {"mode": "url", "url": url}
+        else:
+            params |= {"mode": "form", "requestedSchema": SCHEMA}
+        return {"method": "elicitation/create", "params": params}
+
+    async def of_cell(
+        self, calls: SessionCalls, caller: Caller, session: str, cell: int, question: Question
+    ) -> dict[str, Any]:
+        """Return the request for a question of a cell; see `request`."""
+
+        async def give(value: str) -> bool:
+            own = replace(caller, response=ResponseContext(PendingReceipt()))
+            answer = Answer(question.key, "accept", value, typed=True)
+            call = Call(own, asks=frozenset({"form", "url"}), answer=answer)
+            arguments = {"session": session, "cell": cell, "wait": 0}
+            result = await calls.call("wait", arguments, call)
+            return bool((result.meta or {}).get(ANSWERED_KEY))
+
+        return await self.request(owner_of(caller, session, cell), question, give)
+
+    def close(self, owner: str) -> None:
+        """Remove the pages of an owner."""
+        if self._pages is not None:
+            self._pages.close(owner)
 
 
-def request_of(question: Question) -> dict[str, Any]:
-    """Return the request of the protocol that puts a question, as JSON."""
-    schema = {
-        "type": "object",
-        "properties": {FIELD: {"type": "string", "title": "Answer"}},
-        "required": [FIELD],
-    }
-    params = {"mode": "form", "message": question.words, "requestedSchema": schema}
-    return {"method": "elicitation/create", "params": params}
+def owner_of(caller: Caller, session: str, cell: int) -> str:
+    """Return the owner of the pages of a cell's questions."""
+    return f"{caller.principal}/{session}/{cell}"
 
 
 def answer_of(key: str, response: object) -> Answer:

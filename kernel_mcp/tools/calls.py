@@ -29,6 +29,10 @@ QUESTION_KEY = "kernel-mcp/question"
 PROGRAM_CHARS = 80
 
 
+ANSWERED_KEY = "kernel-mcp/answered"
+"""Key in the `_meta` of an answer to a call with an `answer`: True if a question took it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Call:
     """The context of a tool call: its caller, and a callback for progress, None for no reports.

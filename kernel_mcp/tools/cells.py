@@ -44,7 +44,7 @@ from kernel_mcp.tools import (
 )
 from kernel_mcp.tools.arguments import unfenced
 from kernel_mcp.tools.asking import followed, may_ask, with_question
-from kernel_mcp.tools.calls import LASTING_KEY, Call
+from kernel_mcp.tools.calls import ANSWERED_KEY, LASTING_KEY, Call
 from kernel_mcp.tools.hints import ENDS, READS, REPEATS, RUNS, RUNS_SCRIPTS
 from kernel_mcp.tools.models import SyntaxReport
 from kernel_mcp.tools.own_limits import own_limits, own_timeout
@@ -128,14 +128,15 @@ def register(box: Toolbox, services: ToolContext) -> None:
         chosen = cell_of(found.cells, cell) if cell else _next_to_tell(found)
         if chosen is None:
             return await _said_again(found, caller.response, settings)
-        if ctx.answer is not None and chosen.questions is not None:
-            chosen.questions.answer(ctx.answer)
+        took = chosen.questions is not None and chosen.questions.answer(ctx.answer)
         with found.queue.attending(chosen):
             await followed(found, chosen, wait, ctx)
             since = Position() if chosen.end_reported else chosen.reported
             result = await told(found, chosen, caller.response, since=since)
         if not cell and chosen is not _last(found):
             result.content.insert(0, notice_block(_earlier(found, chosen)))
+        if took:
+            result = result.model_copy(update={"meta": {**(result.meta or {}), ANSWERED_KEY: True}})
         return _of_running(found, chosen, ctx, result)
 
     @tool(REPEATS, "Interrupt a cell")

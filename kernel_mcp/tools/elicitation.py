@@ -24,7 +24,7 @@ from mcp_types import CallToolResult, InputRequiredResult
 from kernel_mcp.errors import InputError
 from kernel_mcp.sessions.notifications import PendingReceipt, ResponseContext
 from kernel_mcp.sessions.questions import Answer, Question
-from kernel_mcp.tools.asking import answer_of, modes_of, question_in, request_of
+from kernel_mcp.tools.asking import Putter, answer_of, question_in
 from kernel_mcp.tools.calls import Call
 from kernel_mcp.tools.jobs import VERSIONS, Job, Jobs, declared, deliver
 from kernel_mcp.tools.results import CELL_KEY, refusal
@@ -76,20 +76,21 @@ def state_security(key: Callable[[], bytes]) -> RequestStateSecurity:
 class Elicitation:
     """Calls tools for clients without tasks, and puts the questions of their code."""
 
-    def __init__(self, jobs: Jobs) -> None:
+    def __init__(self, jobs: Jobs, putter: Putter) -> None:
         self._jobs = jobs
+        self._putter = putter
 
     async def call(
         self, tool: str, arguments: dict[str, Any], call: Call, context: Context[Any, Any]
     ) -> CallToolResult | InputRequiredResult:
         """Call a tool; return its answer, or the question of its code."""
         ctx = context.request_context
-        modes = modes_of(ctx)
+        modes = self._putter.modes(ctx)
         if tool not in CELLS | RUNS or not modes or call.of_view or declared(ctx):
             return await self._jobs.calls.call(tool, arguments, call)
         call = replace(call, asks=modes)
         if ctx.protocol_version not in VERSIONS:
-            call = replace(call, ask=partial(_put, context))
+            call = replace(call, ask=partial(self._put, context))
             return await self._jobs.calls.call(tool, arguments, call)
         answers = [answer_of(key, each) for key, each in (context.input_responses or {}).items()]
         if tool in RUNS:
@@ -118,7 +119,37 @@ class Elicitation:
             return answer
         receipt.lose()
         outcome: Mapping[str, Any] = (answer.meta or {})[CELL_KEY]
-        return _asking(question, json.dumps({k: outcome[k] for k in ("session", "cell")}))
+        session, cell = str(outcome["session"]), int(outcome["cell"])
+        request = await self._putter.of_cell(self._jobs.calls, caller, session, cell, question)
+        return _asking(question, request, json.dumps({"session": session, "cell": cell}))
+
+    async def _put(self, context: Context[Any, Any], question: Question) -> Answer:
+        """Put a question to a client of the handshake era, inside its call."""
+        typed, came = [""], anyio.Event()
+
+        async def give(value: str) -> bool:
+            typed[0] = value
+            came.set()
+            return True
+
+        owner = f"request {context.request_id}"
+        params = (await self._putter.request(owner, question, give))["params"]
+        session, message = context.session, params["message"]
+        try:
+            if "url" not in params:
+                schema = params["requestedSchema"]
+                result = await session.elicit_form(message, schema, context.request_id)
+                return answer_of(question.key, result)
+            result = await session.elicit_url(
+                message, params["url"], params["url"].rpartition("/")[2], context.request_id
+            )
+            answer = answer_of(question.key, result)
+            if answer.settles(question):
+                return answer
+            await came.wait()
+            return replace(answer, value=typed[0], typed=True)
+        finally:
+            self._putter.close(owner)
 
     async def _job(
         self,
@@ -143,22 +174,15 @@ class Elicitation:
         except anyio.get_cancelled_exc_class():
             self._jobs.cancel(job)
             raise
-        if job.question is not None and not job.done.is_set():
-            return _asking(job.question, job.id)
+        if (question := job.question) is not None and not job.done.is_set():
+            give = partial(job.give, question.key)
+            request = await self._putter.request(job.id, question, give)
+            return _asking(question, request, job.id)
         self._jobs.drop(job)
         deliver(job.receipt, call.caller)
         return job.answer if job.answer is not None else refusal(InputError(GONE))
 
 
-def _asking(question: Question, state: str) -> InputRequiredResult:
-    requests = {question.key: request_of(question)}
-    return InputRequiredResult.model_validate({"inputRequests": requests, "requestState": state})
-
-
-async def _put(context: Context[Any, Any], question: Question) -> Answer:
-    """Put a question to a client of the handshake era, inside its call."""
-    params = request_of(question)["params"]
-    result = await context.session.elicit_form(
-        params["message"], params["requestedSchema"], context.request_id
-    )
-    return answer_of(question.key, result)
+def _asking(question: Question, request: Mapping[str, Any], state: str) -> InputRequiredResult:
+    fields = {"inputRequests": {question.key: request}, "requestState": state}
+    return InputRequiredResult.model_validate(fields)

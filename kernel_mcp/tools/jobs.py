@@ -50,6 +50,8 @@ class Job:
         self.ended_at = 0.0
         self.scope = anyio.CancelScope()
         self.question: Question | None = None
+        """The open question, unless the client has opened its page."""
+        self._open: Question | None = None
         self._asked = anyio.Event()
         self._response: Answer | None = None
         self._answered = anyio.Event()
@@ -60,21 +62,30 @@ class Job:
 
     async def ask(self, question: Question) -> Answer:
         """Keep a question open until `take` has its answer, which is returned."""
-        self.question, self._response, self._answered = question, None, anyio.Event()
+        self.question = self._open = question
+        self._response, self._answered = None, anyio.Event()
         self._asked.set()
         try:
             while self._response is None:
                 await self._answered.wait()
             return self._response
         finally:
-            self.question, self._asked = None, anyio.Event()
+            self.question, self._open, self._asked = None, None, anyio.Event()
 
     def take(self, answer: Answer) -> None:
         """Take an answer; one to no open question is dropped."""
-        if self.question is not None and self.question.key == answer.key:
-            self._response = answer
-            self.question, self._asked = None, anyio.Event()
+        if self._open is None or self._open.key != answer.key:
+            return
+        self.question, self._asked = None, anyio.Event()
+        if answer.settles(self._open):
+            self._open, self._response = None, answer
             self._answered.set()
+
+    async def give(self, key: str, value: str) -> bool:
+        """Take what was typed on the page of a secret; return False if nothing waits for it."""
+        waits = self._open is not None and self._open.key == key
+        self.take(Answer(key, "accept", value, typed=True))
+        return waits
 
     async def settle(self, *, until_asked: bool) -> None:
         """Wait for the end of the call, or also for a question of its code."""

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
+from functools import partial
 from typing import Any, cast
 from urllib.parse import quote
 
@@ -37,7 +38,7 @@ from kernel_mcp.sessions.cell import FOLLOWED_S, Phase, Status
 from kernel_mcp.sessions.directory import Caller
 from kernel_mcp.sessions.notifications import PendingReceipt, ResponseContext
 from kernel_mcp.sessions.questions import Answer, Question
-from kernel_mcp.tools.asking import answer_of, modes_of, question_in, request_of
+from kernel_mcp.tools.asking import Putter, answer_of, owner_of, question_in
 from kernel_mcp.tools.calls import LASTING_KEY, OF_VIEW, Call
 from kernel_mcp.tools.cells import MAX_SECONDS
 from kernel_mcp.tools.jobs import (
@@ -101,12 +102,18 @@ class Tasks(Extension):
     identifier = IDENTIFIER
 
     def __init__(
-        self, jobs: Jobs, caller: Callable[[Context[Any, Any]], Caller], *, alone: bool = True
+        self,
+        jobs: Jobs,
+        caller: Callable[[Context[Any, Any]], Caller],
+        putter: Putter,
+        *,
+        alone: bool = True,
     ) -> None:
         """Unless it is `alone`, polls may reach another server, which has none of the `jobs`."""
         self._calls = jobs.calls
         self._tools = OF_CELLS | IN_MEMORY if alone else OF_CELLS
         self._jobs = jobs
+        self._putter = putter
         self._caller = caller
         self._polled: dict[tuple[str, str, int], tuple[float, frozenset[object]]] = {}
         """Time of the last poll, and names of the session, by principal, session and cell."""
@@ -164,7 +171,7 @@ class Tasks(Extension):
     ) -> HandlerResult:
         if tool == "run_cells" and grace_s is not None:
             arguments["wait"] = MAX_SECONDS
-        call = Call(caller, request_id=str(ctx.request_id), task=True, asks=modes_of(ctx))
+        call = Call(caller, request_id=str(ctx.request_id), task=True, asks=self._putter.modes(ctx))
         job = await self._jobs.begin(tool, arguments, call)
         try:
             with anyio.move_on_after(GRACE_S if grace_s is None else grace_s):
@@ -173,7 +180,7 @@ class Tasks(Extension):
             self._jobs.cancel(job)
             raise
         if job.answer is None:
-            return {"resultType": "task", **_job_fields(job, asks=False)}
+            return {"resultType": "task", **_job_fields(job)}
         self._jobs.drop(job)
         deliver(job.receipt, caller)
         return job.answer
@@ -191,7 +198,8 @@ class Tasks(Extension):
     ) -> CallToolResult:
         """Call a tool for a task. What its answer reports is confirmed by `receipt`."""
         own = replace(caller, response=ResponseContext(receipt))
-        call = Call(own, None, str(ctx.request_id), task=True, asks=modes_of(ctx), answer=given)
+        modes = self._putter.modes(ctx)
+        call = Call(own, None, str(ctx.request_id), task=True, asks=modes, answer=given)
         return await self._calls.call(tool, arguments, call)
 
     async def _state(
@@ -212,7 +220,12 @@ class Tasks(Extension):
             self._note_poll(caller.principal, task)
             if _is_running(outcome):
                 receipt.lose()
-                return _fields(name, "working", task.created, _doing(answer), question=question)
+                state = _fields(name, "working", task.created, _doing(answer))
+                if question is not None:
+                    place = (self._calls, caller, task.session, task.cell)
+                    state |= _asking(question, await self._putter.of_cell(*place, question))
+                return state
+            self._putter.close(owner_of(caller, task.session, task.cell))
             self._polled.pop((caller.principal, task.session, task.cell), None)
             deliver(receipt, caller)
             return _fields(name, "completed", task.created, "", answer)
@@ -258,7 +271,11 @@ class Tasks(Extension):
         if (job := self._jobs.find(params.task_id, caller.principal)) is not None:
             if job.answer is not None:
                 deliver(job.receipt, caller)
-            return {"resultType": "complete", **_job_fields(job, asks=bool(modes_of(ctx)))}
+            state = _job_fields(job)
+            if (question := job.question) is not None and self._putter.modes(ctx):
+                give = partial(job.give, question.key)
+                state |= _asking(question, await self._putter.request(job.id, question, give))
+            return {"resultType": "complete", **state}
         task = await self._lasting_task(params.task_id, caller)
         if isinstance(task, CellTask):
             state = await self._state(params.task_id, task, caller, ctx)
@@ -360,11 +377,15 @@ def _doing(answer: CallToolResult) -> str:
     return next(filter(None, reversed(lines)), "") or _DOING.get(phase, "")
 
 
-def _job_fields(job: Job, *, asks: bool) -> dict[str, Any]:
-    """Return the state of a job as the fields of a task; with its question if the client `asks`."""
+def _asking(question: Question, request: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a task that requires input which differ from one that works."""
+    return {"status": "input_required", "inputRequests": {question.key: request}}
+
+
+def _job_fields(job: Job) -> dict[str, Any]:
+    """Return the state of a job as the fields of a task."""
     if not job.done.is_set():
-        question = job.question if asks else None
-        return _fields(job.id, "working", job.created, job.message, question=question)
+        return _fields(job.id, "working", job.created, job.message)
     if job.answer is None:
         return _fields(job.id, "cancelled", job.created, CANCELLED[job.tool])
     return _fields(job.id, "completed", job.created, "", job.answer)
@@ -376,14 +397,13 @@ def _fields(
     created: int,
     message: str,
     answer: CallToolResult | None = None,
-    question: Question | None = None,
 ) -> dict[str, Any]:
     """Return the fields of a task, as they are sent to clients."""
     now = _now_ms()
     age_s = (now - created) / 1000
     found: dict[str, Any] = {
         "taskId": name,
-        "status": status if question is None else "input_required",
+        "status": status,
         "createdAt": _iso(created),
         "lastUpdatedAt": _iso(now),
         "ttlMs": None,
@@ -391,8 +411,6 @@ def _fields(
     }
     if message:
         found["statusMessage"] = message
-    if question is not None:
-        found["inputRequests"] = {question.key: request_of(question)}
     if answer is not None:
         found["result"] = answer.model_dump(by_alias=True, mode="json", exclude_none=True)
     return found

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import urllib.error
+import urllib.parse
+import urllib.request
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -328,3 +331,79 @@ async def test_code_that_ends_its_kernel_while_it_asks_is_told() -> None:
         task = await one.call("execute", code=code)
         state = await one.ended(task)
         assert "SIGKILL" in text_of(state["result"]), shown(state)
+
+
+PAGES: dict[str, Any] = {"elicitation": {"form": {}, "url": {}}}
+SECRET = "from getpass import getpass\nx = getpass('Token: ')\nlen(x)"
+
+
+def types_on(url: str, value: str) -> str:
+    """Type a value on the page at `url`; what the page says then."""
+    with urllib.request.urlopen(url) as page:
+        assert "Token:" in page.read().decode()
+    data = urllib.parse.urlencode({"answer": value}).encode()
+    with urllib.request.urlopen(url, data) as page:
+        return str(page.read().decode())
+
+
+async def test_a_secret_of_a_task_is_typed_on_a_page() -> None:
+    async with task_client(capabilities={"extensions": {TASKS: {}}, **PAGES}) as one:
+        task = await one.call("execute", code=SECRET)
+        key, request = await asked(one, task)
+        assert request["params"]["mode"] == "url"
+        url = request["params"]["url"]
+        opened = {key: {"action": "accept"}}
+        await one.ask("tasks/update", taskId=task["taskId"], inputResponses=opened)
+        state = await one.get(task["taskId"])
+        assert state["status"] == "working", "a question is put once"
+        assert "Sent" in await anyio.to_thread.run_sync(types_on, url, "hunter2")
+        state = await one.ended(state)
+        assert text_of(state["result"]).startswith("7\n")
+        assert "hunter2" not in shown(state)
+
+
+async def test_a_secret_of_a_call_without_tasks_is_typed_on_a_page() -> None:
+    async with task_client(capabilities=PAGES) as one:
+        found = await one.call("execute", code=SECRET)
+        [(key, request)] = found["inputRequests"].items()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(
+                anyio.to_thread.run_sync, types_on, request["params"]["url"], "hunter2"
+            )
+            found = await one.ask(
+                "tools/call",
+                name="execute",
+                arguments={"code": SECRET},
+                inputResponses={key: {"action": "accept"}},
+                requestState=found["requestState"],
+            )
+        assert text_of(found).startswith("7\n"), shown(found)
+
+
+@pytest.mark.parametrize("tool", ["execute", "run_script"])
+@pytest.mark.parametrize("era", ERAS)
+async def test_a_secret_is_typed_on_a_page_in_both_eras(era: str, tool: str) -> None:
+    async def elicit(
+        context: ClientRequestContext, params: types.ElicitRequestParams
+    ) -> types.ElicitResult | types.ErrorData:
+        assert isinstance(params, types.ElicitRequestURLParams)
+        await anyio.to_thread.run_sync(types_on, params.url, "hunter2")
+        return types.ElicitResult(action="accept")
+
+    code = SECRET.replace("len(x)", "print(len(x))")
+    async with Client(command("--warm", "0"), mode=era, elicitation_callback=elicit) as client:
+        argument: dict[str, Any] = {"code" if tool == "execute" else "script": code}
+        answer = await Agent(client).call(tool, **argument)
+        assert answer.text.startswith("7\n"), answer.text
+
+
+async def test_a_page_that_nobody_may_open_is_no_answer() -> None:
+    async with task_client(capabilities={"extensions": {TASKS: {}}, **PAGES}) as one:
+        task = await one.call("execute", code=SECRET)
+        key, request = await asked(one, task)
+        refused = {key: {"action": "decline"}}
+        await one.ask("tasks/update", taskId=task["taskId"], inputResponses=refused)
+        state = await one.ended(await one.get(task["taskId"]))
+        assert "declined to answer" in text_of(state["result"])
+        with pytest.raises(urllib.error.URLError):  # the page is gone
+            await anyio.to_thread.run_sync(types_on, request["params"]["url"], "late")
