@@ -352,13 +352,13 @@ async def test_one_that_ends_before_its_first_message_is_told_to_have_ended(
         return popen, output
 
     def command(control: int) -> SandboxCommand:
-        return SandboxCommand(argv=["/bin/sh", "-c", "kill -INT $$"], pass_fds=[control], env={})
+        return SandboxCommand(argv=["/bin/sh", "-c", "kill -KILL $$"], pass_fds=[control], env={})
 
     monkeypatch.setattr(template_process, "spawn", spawned)
     with anyio.fail_after(60):
         one = TemplateProcess(command, {}, ignore)
         await one.gone.wait()
-    assert one.reason == "it was killed by SIGINT"
+    assert one.reason == "it was killed by SIGKILL"
 
 
 def ignore(_: Any) -> None:
