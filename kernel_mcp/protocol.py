@@ -83,7 +83,7 @@ def mcp_over(
     return ResourceServer(
         NAME,
         calls=stoppable,
-        elicitation=Elicitation(jobs, putter),
+        elicitation=Elicitation(jobs, putter, alone=alone),
         request_state_security=state_security(key),
         caller=callers.of,
         files=files,

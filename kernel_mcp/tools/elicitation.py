@@ -76,7 +76,9 @@ def state_security(key: Callable[[], bytes]) -> RequestStateSecurity:
 class Elicitation:
     """Calls tools for clients without tasks, and puts the questions of their code."""
 
-    def __init__(self, jobs: Jobs, putter: Putter) -> None:
+    def __init__(self, jobs: Jobs, putter: Putter, *, alone: bool = True) -> None:
+        """`alone` as in `Tasks`."""
+        self._tools = CELLS | RUNS if alone else CELLS
         self._jobs = jobs
         self._putter = putter
 
@@ -86,7 +88,7 @@ class Elicitation:
         """Call a tool; return its answer, or the question of its code."""
         ctx = context.request_context
         modes = self._putter.modes(ctx)
-        if tool not in CELLS | RUNS or not modes or call.of_view or declared(ctx):
+        if tool not in self._tools or not modes or call.of_view or declared(ctx):
             return await self._jobs.calls.call(tool, arguments, call)
         call = replace(call, asks=modes)
         if ctx.protocol_version not in VERSIONS:

@@ -14,6 +14,7 @@ import queue
 import re
 import subprocess
 import threading
+import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -165,6 +166,14 @@ class Screen:
         """The text without escape sequences."""
         return ESCAPES.sub("", self._shown)
 
+    def finds(self, pattern: re.Pattern[str]) -> str:
+        """Wait until something like this was shown; that text."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: pattern.search(self._words), PATIENCE_S)
+            found = pattern.search(self._words)
+            assert found is not None
+            return found.group()
+
     def types(self, text: str) -> None:
         """Type a word, and end it when it is shown: what comes at once counts as pasted."""
         os.write(self._terminal, text.encode())
@@ -179,6 +188,19 @@ def say(screen: Screen, model: Terminal, text: str, part: str) -> str:
     """Type a line, and return the model's next request with this part."""
     screen.types(text)
     return model.awaits(part)
+
+
+def noted(screen: Screen, model: Terminal) -> str:
+    """Press the button of a dialog until a task has ended; what the model is told of that.
+
+    The program drops keys that come while it draws.
+    """
+    for _ in range(int(PATIENCE_S)):
+        screen.presses_enter()
+        with contextlib.suppress(queue.Empty):
+            if NOTE in (text := model.texts.get(timeout=1)):
+                return text
+    pytest.fail("the task has not ended")
 
 
 def task_in(text: str) -> str:
@@ -229,11 +251,17 @@ def test_a_person_answers_the_question_of_code_in_a_form(cli: Cli) -> None:
         typed.types("begin")
         typed.awaits("asks:")
         typed.types("Ada")
-        shown = ""
-        for _ in range(int(PATIENCE_S)):  # it drops keys that come while it draws
-            typed.presses_enter()
-            with contextlib.suppress(queue.Empty):
-                shown = model.texts.get(timeout=1)
-            if NOTE in shown:
-                break
-        assert "hello Ada" in shown
+        assert "hello Ada" in noted(typed, model)
+
+
+def test_a_person_types_a_secret_on_a_page(cli: Cli) -> None:
+    code = "from getpass import getpass\nprint('length', len(getpass('Token?')))"
+    model = Terminal(calls(code))
+    with terminal(cli, model) as typed:
+        typed.types("begin")
+        url = typed.finds(re.compile(r"http://127\.0\.0\.1:[0-9]{1,5}/[\w-]{43}"))
+        with urllib.request.urlopen(url, b"answer=hunter2") as page:
+            assert "Sent" in page.read().decode()
+        note = noted(typed, model)
+        assert "length 7" in note
+        assert "hunter2" not in note
