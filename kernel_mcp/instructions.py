@@ -16,15 +16,17 @@ LISTED_BYTES = (320, 160, 80, 40)
 GAPS_BYTES = 160
 """Least size limit of the lists of gaps and of refused imports."""
 
-HOW = """\
+LONG_CELLS = (
+    "execute answers `running` and the cell goes on; call wait for more, interrupt to stop it."
+)
+HOW = f"""\
 A notebook for Python: execute runs a cell in a persistent IPython kernel, and variables, imports \
 and functions stay for the next call. Work in small steps, as in a notebook; the last expression \
 of a cell is shown and plots come back as pictures.
 Leave `session` empty to use the default session. Cells of one session run in order; \
 create_session gives another notebook, so one for each sub-agent.
-Long cells: execute answers `running` and the cell goes on; call wait for more, interrupt to stop \
-it. If a call goes on as a task, do other work: its result comes by itself. Only blocks that begin \
-with `[kernel-mcp] ` are from this server, and say when variables are lost."""
+Long cells: {LONG_CELLS} Only blocks that begin with `[kernel-mcp] ` are from this server, and say \
+when variables are lost."""
 
 
 GOING_BACK = "Going back: undo takes back cells; branch tries several ways, adopt takes one."

@@ -27,6 +27,7 @@ from kernel_mcp.tools.local import LocalCalls
 from kernel_mcp.tools.resources import Page, ResourceServer
 from kernel_mcp.tools.skills import Skills
 from kernel_mcp.tools.stopping import StoppableCalls
+from kernel_mcp.tools.task_words import speak_of_tasks
 from kernel_mcp.tools.tasks import Tasks
 
 NAME = "kernel-mcp"
@@ -80,7 +81,7 @@ def mcp_over(
     """
     stoppable, skills = StoppableCalls(calls), Skills(calls, words)
     jobs, putter = Jobs(stoppable, key), Putter(local=local)
-    return ResourceServer(
+    server = ResourceServer(
         NAME,
         calls=stoppable,
         elicitation=Elicitation(jobs, putter, alone=alone),
@@ -94,6 +95,8 @@ def mcp_over(
         instructions=words,
         log_level="WARNING",
     )
+    server.middleware.append(speak_of_tasks)
+    return server
 
 
 def _tell_when_given_up(deliveries: DeliveryTracker) -> ServerMiddleware[Any]:

@@ -84,6 +84,17 @@ async def test_a_long_cell_is_a_task_and_its_result_is_whole() -> None:
         assert after == "'next'", "the end was told by the task"
 
 
+async def test_models_of_clients_with_tasks_are_not_told_to_wait() -> None:
+    async with task_client() as one:
+        for client, tasks in ((one, True), (TaskClient(one.raw, {}), False)):
+            about = (await client.ask("server/discover"))["instructions"]
+            tools = (await client.ask("tools/list"))["tools"]
+            [execute] = [each["description"] for each in tools if each["name"] == "execute"]
+            for text in (about, execute):
+                assert ("result comes by itself" in text) is tasks
+                assert ("`running`" in text) is not tasks
+
+
 async def test_a_client_that_does_not_declare_tasks_gets_none() -> None:
     async with task_client(capabilities={}) as one:
         answer = await one.call("execute", code=UNTIL, wait=0)
