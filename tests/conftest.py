@@ -29,6 +29,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("kernel-mcp")
     group.addoption("--full", action="store_true", help="run the tests that take long, too")
     group.addoption(
+        "--ways",
+        action="store_true",
+        help="run further ways to the same behaviour, too; `--full` does",
+    )
+    group.addoption(
         "--require",
         action="append",
         default=[],
@@ -40,6 +45,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Markers, and what has to be there, which worker processes read as well."""
     config.addinivalue_line("markers", "full: takes long; runs with --full only")
+    config.addinivalue_line("markers", "ways: another way to a behaviour; see --ways")
     required = config.getoption("--require")
     if required:
         os.environ[REQUIRED] = ",".join(required)
@@ -71,7 +77,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Leave the long tests out, unless they are asked for."""
     if config.getoption("--full"):
         return
-    left_out = {item for item in items if item.get_closest_marker("full")}
+    marks = ("full",) if config.getoption("--ways") else ("full", "ways")
+    left_out = {item for item in items if any(map(item.get_closest_marker, marks))}
     config.hook.pytest_deselected(items=list(left_out))
     items[:] = [item for item in items if item not in left_out]
 

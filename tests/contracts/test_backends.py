@@ -114,7 +114,7 @@ async def test_the_end_of_such_a_kernel_is_reported_and_reset_gives_another(
     assert await far.kernels() == 1
 
 
-@pytest.mark.full
+@pytest.mark.ways
 @pytest.mark.parametrize("far", ["jupyter"], indirect=True)
 async def test_a_kernel_that_others_restart_or_end_is_reported(far: Elsewhere) -> None:
     assert isinstance(far.service, JupyterServer)

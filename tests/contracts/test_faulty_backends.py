@@ -96,10 +96,10 @@ async def test_the_end_of_a_kernel_needs_no_reason(serve: Serve, fault: str) -> 
         ("start raises", "No kernel was started at nowhere. SystemExit: 3"),
         pytest.param(
             *("start cancels", "No kernel was started at nowhere. CancelledError"),
-            marks=pytest.mark.full,
+            marks=pytest.mark.ways,
         ),
         pytest.param(
-            *("start returns nothing", "its back-end returned NoneType"), marks=pytest.mark.full
+            *("start returns nothing", "its back-end returned NoneType"), marks=pytest.mark.ways
         ),
     ],
 )
@@ -109,7 +109,7 @@ async def test_a_start_that_fails_is_a_sentence(serve: Serve, fault: str, told: 
         assert (await notebook.run("6 * 7")).text == "42"
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_a_kernel_that_does_not_close_takes_no_room_for_good(serve: Serve) -> None:
     async with serve("close hangs") as notebook:
         for _ in range(4):

@@ -23,7 +23,7 @@ CONFINED = [kind for kind in KINDS if not kind.elsewhere]
 def over(kinds: list[Kind], always: Sequence[str] = ALWAYS) -> pytest.MarkDecorator:
     """Run a test for those of these kinds of kernels in `always`; with `--full` for all of them."""
     found = [
-        pytest.param(kind, id=kind.name, marks=() if kind.name in always else (pytest.mark.full,))
+        pytest.param(kind, id=kind.name, marks=() if kind.name in always else (pytest.mark.ways,))
         for kind in kinds
     ]
     return pytest.mark.parametrize("kind", found, scope="module")

@@ -46,7 +46,7 @@ async def outcomes(notebook: Agent, names: list[str]) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    "part", [pytest.param(slice(0, None, 4)), pytest.param(slice(None), marks=pytest.mark.full)]
+    "part", [pytest.param(slice(0, None, 4)), pytest.param(slice(None), marks=pytest.mark.ways)]
 )
 @pytest.mark.parametrize("start", sampled(["cold", "forked"], "forked"))
 async def test_cells_attack_in_vain(start: str, part: slice, servers: Servers) -> None:

@@ -160,7 +160,7 @@ def planted(project: Project, paths: list[str]) -> list[str]:
 @where_owners_write
 @pytest.mark.parametrize(
     "there",
-    [pytest.param(True, id="there"), pytest.param(False, id="absent", marks=pytest.mark.full)],
+    [pytest.param(True, id="there"), pytest.param(False, id="absent", marks=pytest.mark.ways)],
 )
 async def test_what_git_settings_name_cannot_be_made_to_run_code(
     way: str, there: bool, project: Project
@@ -516,7 +516,7 @@ for number in range(10_000, 10_006):
 HIDDEN = (".claude", ".mcp.json", ".git")
 
 
-@pytest.mark.full
+@pytest.mark.ways
 @some
 async def test_a_burst_of_new_folders_hides_nothing_that_code_plants(
     way: str, project: Project

@@ -173,7 +173,7 @@ first_kind = pytest.mark.parametrize(
 
 @first_kind
 @pytest.mark.parametrize(
-    "names", [pytest.param(SOME, id="some"), pytest.param((), id="all", marks=pytest.mark.full)]
+    "names", [pytest.param(SOME, id="some"), pytest.param((), id="all", marks=pytest.mark.ways)]
 )
 async def test_nothing_a_copy_does_reaches_beyond_its_session(
     user: str, flags: tuple[str, ...], names: tuple[str, ...]

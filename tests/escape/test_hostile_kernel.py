@@ -82,14 +82,14 @@ async def test_noise_does_not_change_what_a_cell_is_told_to_have_done(mode: str)
         assert not taken or statistics.median(taken) < USUAL
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_output_that_would_hold_up_the_server_is_told_to_be_left_out() -> None:
     async with court() as bench:
         cell = await bench.run(await bench.session("flood_values"), timeout_s=50)
         assert "[left out: an output of 15.7 MB holds more than 200,000 values]" in text_of(cell)
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_a_hundred_thousand_tiny_messages_are_one_output() -> None:
     async with court() as bench:
         honest, hostile = await bench.session("honest"), await bench.session("flood_tiny")
@@ -100,7 +100,7 @@ async def test_a_hundred_thousand_tiny_messages_are_one_output() -> None:
         assert statistics.median(taken) < USUAL
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_the_first_reply_stands() -> None:
     async with court() as bench:
         session = await bench.session("flood_replies")
@@ -148,7 +148,7 @@ async def test_a_cell_that_the_kernel_drops_is_not_told_to_have_run() -> None:
         assert "without running it" in (cell.outcome.cause or "")
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_a_flood_of_answers_nobody_asked_for_changes_nothing() -> None:
     async with court() as bench:
         session = await bench.session("flood_control")

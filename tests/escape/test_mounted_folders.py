@@ -1105,8 +1105,8 @@ async def test_a_link_that_code_put_in_the_place_of_a_mount_is_not_followed(
     [
         ("ordinary cold", "SIGKILL"),
         pytest.param("ordinary cold", "SIGSTOP", marks=pytest.mark.full),
-        pytest.param("root forked", "SIGKILL", marks=pytest.mark.full),
-        pytest.param("root forked", "SIGSTOP", marks=pytest.mark.full),
+        pytest.param("root forked", "SIGKILL", marks=pytest.mark.ways),
+        pytest.param("root forked", "SIGSTOP", marks=pytest.mark.ways),
     ],
     indirect=["way"],
 )
@@ -1137,7 +1137,7 @@ async def test_a_dead_or_silent_keeper_is_replaced_and_what_appeared_meanwhile_i
         assert "replaced" not in told[0]
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_more_secrets_than_can_be_covered_are_told(project: Project) -> None:
     log = project.root.parent / "log"
     flags = ("--mount", str(project.root), "--no-template", "--warm", "0")

@@ -22,7 +22,7 @@ SECRET = "the secret outside"
 @pytest.fixture(
     params=[
         pytest.param(with_openat2, id="openat2"),
-        pytest.param(by_walking, id="walk", marks=pytest.mark.full),
+        pytest.param(by_walking, id="walk", marks=pytest.mark.ways),
     ]
 )
 def opener(request: pytest.FixtureRequest) -> Opener:

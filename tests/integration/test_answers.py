@@ -168,7 +168,7 @@ async def test_what_does_not_compile_was_not_run_whoever_finds_that(servers: Ser
         assert (await notebook.run("x")).cell["state_as_of"] == 3
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_a_script_gives_its_streams_apart_and_every_cell_its_record(servers: Servers) -> None:
     script = (
         "import sys\nprint('out')\nprint('err', file=sys.stderr)\nprint('more')\n"

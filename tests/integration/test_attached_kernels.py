@@ -339,7 +339,7 @@ async def test_only_what_the_operator_named_is_joined(folder: Path) -> None:
             assert "--attach" in await notebook.refused("create_session", attach=named.place)
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_a_server_tells_which_kernels_it_has_and_never_its_token(
     jupyter: JupyterServer,
 ) -> None:
@@ -362,7 +362,7 @@ async def test_a_server_tells_which_kernels_it_has_and_never_its_token(
         assert "another token" in text
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_doctor_tells_what_is_there_and_no_token(
     folder: Path, jupyter: JupyterServer
 ) -> None:
@@ -376,7 +376,7 @@ async def test_doctor_tells_what_is_there_and_no_token(
     assert jupyter.token not in text + done.stderr.decode()
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_a_kernel_of_another_language_lacks_what_python_alone_has(folder: Path) -> None:
     async with (
         by_file(folder / "kernel.json") as theirs,

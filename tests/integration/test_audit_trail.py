@@ -56,7 +56,7 @@ async def test_the_trail_of_a_session(tmp_path: Path) -> None:
     assert end["cells"] == 3
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_the_trail_names_what_checkpoints_are_used_for(tmp_path: Path) -> None:
     path = tmp_path / "audit.jsonl"
     flags = ("--audit-log", str(path), "--allow", "*", "--warm", "0")

@@ -102,7 +102,7 @@ async def test_a_foreign_and_a_closed_handle_get_the_same_error_as_an_unknown_on
         assert closed.replace(handle, "H") == unknown.replace("s-unknown", "H")
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_the_quota_of_sessions_is_explained(servers: Servers) -> None:
     async with servers.agent("--max-sessions", "2") as notebook:
         for _ in range(2):

@@ -44,7 +44,7 @@ def busy() -> Iterator[str]:
         yield f"127.0.0.1:{taken.getsockname()[1]}"
 
 
-@pytest.mark.full
+@pytest.mark.ways
 @pytest.mark.parametrize("home", ["/", pytest.param(None, marks=pytest.mark.full)])
 def test_who_has_no_home_folder_has_a_sandbox_all_the_same(home: str | None) -> None:
     code, said = run("doctor", "--sandbox", "bwrap", "--no-template", ordinary=True, home=home)
@@ -126,7 +126,7 @@ def test_what_ends_a_start_is_told_to_who_runs_it(
     assert not [word for word in ("close_session", "reset", "defect") if word in done.stdout]
 
 
-@pytest.mark.full
+@pytest.mark.ways
 def test_doctor_says_which_limit_is_low() -> None:
     script = 'ulimit -n 200 && exec "$@"'
     argv = [sys.executable, "-m", "kernel_mcp", "doctor", "--sandbox", "bwrap", "--no-template"]

@@ -59,7 +59,7 @@ FLOODS = {
 }
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_floods_of_every_kind_are_interrupted_and_cost_no_variable() -> None:
     async with agent("--memory", "2G") as notebook:
         await notebook.run(SETUP)

@@ -47,7 +47,7 @@ async def test_undo_takes_back_cells_and_says_what_is_gone() -> None:
         assert "pass 1 or more" in await agent.refused("undo", cells=0)
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_undo_says_where_no_checkpoint_reaches(servers: Servers) -> None:
     async with servers.agent(*FLAGS, pauses=False) as agent:
         await agent.run("x = 1", checkpoint=True)
@@ -204,7 +204,7 @@ async def test_a_branch_has_its_folder_as_long_as_it_lives(servers: Servers) -> 
         assert await value(agent, "print(os.listdir('.'))") == "['f']"
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_branches_that_sleep_are_branches_still() -> None:
     async with serving("--allow", "*", "--warm", "0", "--idle-timeout", "1s") as agent:
         await agent.run("x = 1")
@@ -247,7 +247,7 @@ async def branches(agent: Agent, count: int, session: str = "") -> list[str]:
     return [each["session"] for each in made["branches"]]
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_a_branch_that_is_ended_for_lack_of_memory_comes_back_and_the_others_go_on() -> None:
     async with serving("--allow", "*", "--warm", "0", "--memory", "1G") as agent:
         await agent.run("x = 1")

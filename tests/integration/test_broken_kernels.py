@@ -45,7 +45,7 @@ async def test_broken_kernels_are_recognised_and_mended() -> None:
             assert (await notebook.run("kept")).text == "[42]", name
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_kernels_that_wait_are_not_taken_for_broken() -> None:
     async with (
         agent("--max-sessions", "30") as notebook,

@@ -148,7 +148,7 @@ sys.exit(main())
 """
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_of_many_sessions_that_rest_the_last_keep_copies_and_the_others_get_new_ones() -> (
     None
 ):
@@ -346,7 +346,7 @@ async def test_threads_that_no_object_stands_for_are_in_the_way(servers: Servers
         assert (await agent.run("print(x)")).text == "5"
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_the_session_goes_on_after_exhausting_memory_and_processes() -> None:
     async with serving("--allow", "*", "--warm", "0", "--memory", "512M") as agent:
         await agent.run(f"import os, time\nblock = bytearray(b'x') * (180 << 20)\n{AT_WORK}")
@@ -379,7 +379,7 @@ sys.exit(main())
 """
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_where_memory_is_short_the_checkpoint_goes_and_not_the_cell() -> None:
     served = command("--warm", "0", "--memory", "512M")
     served.args[:2] = ["-c", FULL_MACHINE]
@@ -399,7 +399,7 @@ async def test_where_memory_is_short_the_checkpoint_goes_and_not_the_cell() -> N
             assert "block" in dead.cell["lost"]
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_without_templates_it_is_said_that_there_are_none() -> None:
     async with serving("--allow", "*", "--warm", "0", "--no-template") as agent:
         await agent.run(f"x = 5\n{AT_WORK}")
@@ -415,7 +415,7 @@ async def test_without_templates_it_is_said_that_there_are_none() -> None:
         assert dead.cell["state_kept"] is False
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_a_session_with_packages_of_its_own_is_told_that_it_has_no_template() -> None:
     async with serving(*FLAGS, "--allow-install", "six") as agent:
         session = (await agent.call("create_session", packages=["six"])).data["session"]

@@ -181,7 +181,7 @@ def test_a_server_whose_input_ends_at_once_ends_too(tmp_path: Path, stdin: objec
     [
         pytest.param((4, 16, 34, 45, 60, 80), id="some"),
         pytest.param(
-            (*range(2, 40, 2), 45, 50, 60, 70, 80, 100), id="every", marks=pytest.mark.full
+            (*range(2, 40, 2), 45, 50, 60, 70, 80, 100), id="every", marks=pytest.mark.ways
         ),
     ],
 )
@@ -286,7 +286,7 @@ sys.exit(cli.main(sys.argv[4:]))
 """
 
 
-@pytest.mark.full
+@pytest.mark.ways
 def test_an_endless_pattern_in_the_server_is_named_in_its_log_and_sigterm_ends_it(
     tmp_path: Path,
 ) -> None:

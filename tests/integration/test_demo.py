@@ -35,7 +35,7 @@ def test_the_demo_ends_well_and_leaves_a_picture(tmp_path: Path) -> None:
     assert "all still here" in done.stdout
 
 
-@pytest.mark.full
+@pytest.mark.ways
 def test_a_server_that_does_not_start_fails_the_demo_in_words(tmp_path: Path) -> None:
     done = demo(tmp_path, "--sandbox", "nope")
     assert done.returncode == 1

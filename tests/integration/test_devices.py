@@ -132,7 +132,7 @@ print(os.path.exists(os.environ["LD_LIBRARY_PATH"]), os.path.exists({node!r}))
 """
 
 
-@pytest.mark.full
+@pytest.mark.ways
 @pytest.mark.parametrize("how", sampled(["forked", "cold"], "forked"))
 async def test_the_libraries_of_a_gpu_are_found_where_they_are(zero: Path, how: str) -> None:
     ctypes.CDLL("libm.so.6")
@@ -189,7 +189,7 @@ async def test_code_reads_and_writes_it_in_every_kernel(zero: Path, how: str) ->
         assert "memory" in killed.text.lower()
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_the_device_keeps_its_mode_and_owner_on_the_host(zero: Path) -> None:
     async with Client(command("--device", str(zero), "--warm", "0")) as client:
         notebook = Agent(client)
@@ -199,7 +199,7 @@ async def test_the_device_keeps_its_mode_and_owner_on_the_host(zero: Path) -> No
     assert (stat.S_IMODE(info.st_mode), info.st_uid) == (0o600, 0)
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_landlock_gives_it_with_the_rights_of_its_mode(zero: Path) -> None:
     flags = ("--device", str(zero), "--sandbox", "landlock")
     read = f"import os; os.read(os.open({str(zero)!r}, os.O_RDWR), 3)"
@@ -222,7 +222,7 @@ async def test_landlock_gives_it_with_the_rights_of_its_mode(zero: Path) -> None
         assert (await Agent(client).run(read)).text == r"b'\x00\x00\x00'"
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_a_container_has_it(zero: Path) -> None:
     async with Client(command("--device", str(zero), *containers.flags("podman"))) as client:
         read = f"import os; os.read(os.open({str(zero)!r}, os.O_RDWR), 3)"

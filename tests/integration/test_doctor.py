@@ -81,7 +81,7 @@ def project() -> Iterator[Path]:
         shutil.rmtree(folder)
 
 
-@pytest.mark.full
+@pytest.mark.ways
 def test_each_door_has_a_line_of_its_own_that_kernels_have_tried(project: Path) -> None:
     doors = ["--mount", str(project), "--mount", f"{project}/out:rw", "--device", "/dev/null"]
     doors += ["--env", "SERVICE", "--secret", "TOKEN@api.example.com", "--network", "example.org"]
@@ -109,7 +109,7 @@ def test_each_door_has_a_line_of_its_own_that_kernels_have_tried(project: Path) 
     assert code == 0
 
 
-@pytest.mark.full
+@pytest.mark.ways
 def test_each_named_kernel_has_a_line_that_says_what_held(tmp_path: Path) -> None:
     (tmp_path / "bad").mkdir()
     spec = {"argv": ["/bin/false", "{connection_file}"], "display_name": "Bad", "language": "bad"}
@@ -125,7 +125,7 @@ def test_each_named_kernel_has_a_line_that_says_what_held(tmp_path: Path) -> Non
     assert (code, report["holds"]) == (1, False)
 
 
-@pytest.mark.full
+@pytest.mark.ways
 @NEEDS_LANDLOCK
 def test_what_landlock_lacks_with_mounts_is_told(project: Path) -> None:
     _, report = doctor("--sandbox", "landlock", "--no-template", "--mount", str(project))
@@ -144,7 +144,7 @@ def test_what_keeps_a_server_from_starting_is_told_with_the_next_step() -> None:
     assert failed["remedy"].startswith("--device /dev/missing: it cannot be had: No such file")
 
 
-@pytest.mark.full
+@pytest.mark.ways
 @NEEDS_LANDLOCK
 def test_landlock_holds_but_for_the_gaps_it_admits() -> None:
     code, report = doctor("--sandbox", "landlock")
@@ -157,7 +157,7 @@ def test_landlock_holds_but_for_the_gaps_it_admits() -> None:
     assert (code, report["used"]) == (0, "landlock")
 
 
-@pytest.mark.full
+@pytest.mark.ways
 def test_no_sandbox_is_told_to_be_none() -> None:
     code, report = doctor("--sandbox", "none")
     (backend,) = report["backends"]

@@ -56,7 +56,7 @@ async def test_a_deletion_by_name_is_nothing_to_report(servers: Servers) -> None
             assert (notices(answer), answer.cell["state_kept"]) == ([], True), code
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_variables_that_a_cell_removed_come_back_by_undo() -> None:
     async with agent("--allow", "*", "--warm", "0", pauses=False) as notebook:
         await notebook.run(MAKE)

@@ -89,7 +89,7 @@ async def test_a_person_leaves_a_console_and_the_session_goes_on(
         assert (await notebook.run("x")).text == "1"
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_a_front_outlives_resets_hibernation_and_the_death_of_kernels(state: Path) -> None:
     async with agent(*flags(state), "--idle-timeout", "1s") as notebook:
         await notebook.run("x = 1")
@@ -172,7 +172,7 @@ async def test_a_person_stops_the_cell_of_the_agent_on_purpose(
             assert (await them.ask("interrupt_request", "control"))["status"] == "ok"
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_an_interrupt_that_comes_too_late_for_a_persons_cell_spares_the_agents(
     state: Path,
 ) -> None:
@@ -235,7 +235,7 @@ async def person_of_new(state: Path, notebook: Agent) -> AsyncIterator[Person]:
         yield them
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_what_front_ends_ask_besides_is_answered(shared: Path, servers: Servers) -> None:
     async with servers.agent(*flags(shared)) as notebook:
         await notebook.run("number = 3")
@@ -311,7 +311,7 @@ async def test_only_who_has_the_key_is_served(shared: Path, servers: Servers) ->
                 await anyio.lowlevel.checkpoint()
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_joining_says_what_is_missing(state: Path) -> None:
     async def said(*words: str) -> str:
         command = [sys.executable, "-m", "kernel_mcp", "sessions", "join", *words]

@@ -65,7 +65,7 @@ async def test_everything_is_compiled_ahead(cache: Path) -> None:
     assert compiled == "True"
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_modules_with_another_name_than_their_package_are_found(cache: Path) -> None:
     spec = EnvironmentSpec.for_allow(RENAMED)
     env = await EnvironmentStore(cache).ensure(spec)
@@ -91,7 +91,7 @@ async def test_any_python_that_is_installed_makes_an_environment(cache: Path, ve
     assert Path(prefix) in env.readonly
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_two_processes_build_one_environment_once(tmp_path: Path) -> None:
     code = (
         "import anyio, sys\n"
@@ -119,7 +119,7 @@ async def test_two_processes_build_one_environment_once(tmp_path: Path) -> None:
     assert len({output.splitlines()[-1] for output in outputs}) == 1
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_the_command_builds_lists_and_prunes(tmp_path: Path) -> None:
     def env(*words: str) -> str:
         argv = [sys.executable, "-m", "kernel_mcp", "env", *words, "--cache-dir", str(tmp_path)]
@@ -156,7 +156,7 @@ async def test_a_package_nobody_published_is_named(cache: Path) -> None:
         )
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_a_misspelt_package_takes_down_itself_and_the_first_answer_says_so(
     tmp_path: Path,
 ) -> None:
@@ -206,7 +206,7 @@ async def test_an_unreachable_index_is_told_from_a_missing_package(tmp_path: Pat
         await store.ensure(EnvironmentSpec())
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_without_network_what_is_not_cached_is_named(tmp_path: Path) -> None:
     environ = {**os.environ, "UV_OFFLINE": "1", "UV_CACHE_DIR": str(tmp_path / "uv")}
     store = EnvironmentStore(tmp_path / "cache", uv=Uv(uv.find_uv_bin(), environ, tmp_path))

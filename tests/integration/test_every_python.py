@@ -155,7 +155,7 @@ async def outlives(server: Server) -> None:
     await continued(server)
 
 
-@pytest.mark.full
+@pytest.mark.ways
 @pytest.mark.parametrize("python", NAMES)
 async def test_a_session_outlives_its_kernels_and_its_server(python: str, tmp_path: Path) -> None:
     await outlives(Server.on(tmp_path, python))

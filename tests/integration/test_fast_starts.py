@@ -92,7 +92,7 @@ print(shell.last_execution_result, shell.history_manager.input_hist_parsed[:-1])
 """
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_a_kernel_from_the_reserve_looks_as_if_it_had_never_run_a_cell(
     servers: Servers,
 ) -> None:
@@ -163,7 +163,7 @@ async def test_names_of_last_results_work_in_forked_kernels(warm: str, servers: 
             assert await last_results(notebook) == RESULTS
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_names_of_last_results_work_in_cold_kernels(servers: Servers) -> None:
     async with servers.agent("--no-template", "--warm", "0") as notebook:
         assert await last_results(notebook) == RESULTS

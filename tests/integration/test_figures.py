@@ -88,7 +88,7 @@ plt.close('all')
 
 
 @pytest.mark.parametrize(
-    "part", [pytest.param(slice(0, None, 16)), pytest.param(slice(None), marks=pytest.mark.full)]
+    "part", [pytest.param(slice(0, None, 16)), pytest.param(slice(None), marks=pytest.mark.ways)]
 )
 async def test_figures_have_usual_pixels_and_are_drawn_once_where_that_is_enough(
     servers: Servers, part: slice

@@ -231,7 +231,7 @@ async def test_a_store_that_cannot_be_read_is_told_and_nothing_is_made_up(nodes:
         assert one.built.manager.sessions == []
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_a_loss_that_nobody_has_heard_of_goes_with_the_session(nodes: Nodes) -> None:
     ada = person()
     async with (

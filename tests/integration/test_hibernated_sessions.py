@@ -14,7 +14,7 @@ from tests.integration.sleepers import IDLE, asleep, has_file, state_of, woken
 pytestmark = [pytest.mark.anyio]
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_a_cell_does_not_wait_for_a_dump_that_has_begun(servers: Servers) -> None:
     async with servers.agent(*IDLE) as notebook:
         await notebook.run(
@@ -66,7 +66,7 @@ async def test_reset_drops_what_was_saved_and_close_ends_the_session(servers: Se
         assert "no session" in await notebook.refused("execute", code="1", session=session)
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_the_longest_idle_session_makes_room_for_a_new_one() -> None:
     async with agent("--max-sessions", "2") as notebook:
         first = (await notebook.call("create_session")).data["session"]
@@ -82,7 +82,7 @@ async def test_the_longest_idle_session_makes_room_for_a_new_one() -> None:
         assert (await state_of(notebook, second))["state"] == "hibernated"
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_no_session_is_opened_while_all_are_busy(servers: Servers) -> None:
     async with servers.agent("--max-sessions", "1") as notebook:
         await notebook.run("import threading; threading.Event().wait(60)", wait=0.2)
@@ -91,7 +91,7 @@ async def test_no_session_is_opened_while_all_are_busy(servers: Servers) -> None
         assert not (await notebook.call("create_session")).failed
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_the_oldest_sleeping_session_is_dropped_and_its_handle_expires() -> None:
     async with agent("--max-sessions", "1", "--quota", "asleep=1", "--warm", "1") as notebook:
         handles = []
@@ -102,7 +102,7 @@ async def test_the_oldest_sleeping_session_is_dropped_and_its_handle_expires() -
         assert "1" in (await notebook.run("x", session=handles[1])).text
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_a_sleeping_session_is_gone_with_the_server(tmp_path: Path) -> None:
     state = tmp_path / "s"
     async with agent("--state-dir", str(state), *IDLE) as notebook:
@@ -151,7 +151,7 @@ print(sum(large.view()[::4096]) == total, len(text), both[0] is large,
 """
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_large_variables_go_through_pipes_of_which_nothing_stays(servers: Servers) -> None:
     async with servers.agent("--allow", "os,pickle", *IDLE) as notebook:
         await notebook.run(LARGE)

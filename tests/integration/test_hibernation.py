@@ -116,7 +116,7 @@ async def test_what_a_notebook_holds_comes_back_and_works() -> None:
             assert (await notebook.run(code)).text == expected, code
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_cells_and_tracebacks_go_on_as_if_nothing_had_happened() -> None:
     async with agent(*IDLE) as notebook:
         first = await notebook.run("def broken(x):\n    return x / 0  # the culprit")

@@ -116,7 +116,7 @@ async def test_hostile_objects_cost_nothing_but_themselves(servers: Servers) -> 
             assert lost in answer.text
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_a_variable_that_is_too_large_is_left_out(tmp_path: Path) -> None:
     async with agent("--persist", "8M,1d", "--state-dir", str(tmp_path), *ONE) as notebook:
         await notebook.run("huge = bytearray(9_000_000); big = 'x' * 7_000_000; small = [1]")
@@ -134,7 +134,7 @@ async def test_a_module_of_the_workspace_comes_back(servers: Servers) -> None:
         assert "Back: mine, thing (2)" in answer.text
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_a_module_the_policy_refuses_does_not_come_back(servers: Servers) -> None:
     async with servers.agent("--profile", "guarded", *ONE) as notebook:
         await notebook.run("import random; smuggled = vars(random)['_os']; x = 1")
@@ -190,7 +190,7 @@ before, after = {"x": common}, [common]
 """
 
 
-@pytest.mark.full
+@pytest.mark.ways
 @pytest.mark.parametrize(
     "names", [("exits", "crashes"), pytest.param(("blocks",), marks=pytest.mark.full)]
 )
@@ -233,7 +233,7 @@ after = [common]
 """
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_what_ends_the_kernel_that_wakes_costs_what_it_shares_with(servers: Servers) -> None:
     async with servers.agent("--allow", "os,ctypes", "--memory", "300M", *ONE) as notebook:
         await notebook.run(DEADLY)
@@ -258,7 +258,7 @@ tells = Tells()
 """
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_nothing_is_lost_while_nothing_forces_a_kernel_out(servers: Servers) -> None:
     async with servers.agent(*IDLE, *ONE) as notebook:
         await notebook.run(LOSES)
@@ -302,7 +302,7 @@ base[3, 5], base[99, 0], columns[0, 1], objects[1], days[1], memory[12] = -7, 5,
 """
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_arrays_share_memory_again_or_are_named_as_copies(servers: Servers) -> None:
     async with servers.agent("--allow", ANALYSIS, *IDLE) as notebook:
         await notebook.run(SHARED)
@@ -312,7 +312,7 @@ async def test_arrays_share_memory_again_or_are_named_as_copies(servers: Servers
             assert ("copied (a copy now: it shared memory" in answer.text) is copies
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_names_beyond_those_that_are_kept_are_told(servers: Servers) -> None:
     async with servers.agent(*ONE) as notebook:
         await notebook.run("globals().update({f'v{i}': i for i in range(2010)})")
@@ -336,7 +336,7 @@ tasks = len([asyncio.create_task(tick())])
 """
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_work_that_no_variable_holds_is_named_and_keeps_an_idle_session_awake(
     servers: Servers,
 ) -> None:

@@ -159,7 +159,7 @@ async def test_modules_and_versions_of_packages_are_what_they_may_be(
         assert "Ignore" not in listed.text
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_words_of_packages_are_cleaned(cache: Path, links: Path) -> None:
     async with server(cache, links) as notebook:
         text = await notebook.refused("install", packages=[hostile.SPEAKS])
@@ -169,7 +169,7 @@ async def test_words_of_packages_are_cleaned(cache: Path, links: Path) -> None:
         assert "\\u202e" in text
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_no_way_in_takes_more_of_the_disk_than_it_may(tmp_path: Path, cache: Path) -> None:
     links = tmp_path / "links"
     hostile.filling_wheel(links)

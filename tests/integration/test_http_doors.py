@@ -72,7 +72,7 @@ async def test_a_principal_has_the_doors_of_its_row_and_no_others(tmp_path: Path
                 assert (hints.open_world_hint, hints.destructive_hint) == (token == rich,) * 2
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_a_kernel_is_of_those_whose_row_names_it(tmp_path: Path) -> None:
     tokens = tmp_path / "tokens"
     rich, poor = add(tokens, "rich", "--door", "kernel:stock"), add(tokens, "poor")
@@ -104,7 +104,7 @@ async def test_outputs_do_not_tell_who_lacks_a_variable_what_its_value_is(tmp_pa
                 assert shown in str(read.content)
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_the_log_names_rows_with_a_door_that_the_server_lacks(tmp_path: Path) -> None:
     tokens = tmp_path / "tokens"
     token = add(tokens, "ada", "--door", "mount:/there/not", "--door", "env:GREETING")
@@ -117,7 +117,7 @@ async def test_the_log_names_rows_with_a_door_that_the_server_lacks(tmp_path: Pa
         assert "the door env:GREETING" not in server.log
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_a_principal_whose_wing_cannot_be_built_is_told_and_others_go_on(
     tmp_path: Path,
 ) -> None:

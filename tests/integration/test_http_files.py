@@ -100,7 +100,7 @@ def sha256_of(path: Path) -> str:
     "size",
     [
         pytest.param(100 * MIB, id="M"),
-        pytest.param(3 * 1024 * MIB + 1, id="G", marks=pytest.mark.full),
+        pytest.param(3 * 1024 * MIB + 1, id="G", marks=pytest.mark.ways),
     ],
 )
 async def test_a_large_file_goes_in_and_out_and_the_server_stays_small(
@@ -184,7 +184,7 @@ async def test_an_upload_that_breaks_off_leaves_nothing(server: HttpServer, fold
         assert (await place.http.get(place.of("new/a"))).status_code == 404
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_readers_that_take_nothing_hold_neither_others_nor_memory(
     server: HttpServer, tmp_path: Path
 ) -> None:
@@ -222,7 +222,7 @@ def slow_request(place: Place) -> bytes:
     ).encode()
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_transfers_that_run_do_not_hold_the_end_of_the_server(tmp_path: Path) -> None:
     with http_server("--drain", "1s") as server:
         async with placed_for_good(server) as place:

@@ -113,7 +113,7 @@ async def test_principals_keep_their_pace_beside_a_greedy_one(count: int, tmp_pa
 # The end
 
 
-@pytest.mark.full
+@pytest.mark.ways
 @pytest.mark.parametrize("count", [6, large(100)])
 async def test_a_signal_saves_what_every_principal_has_changed(count: int, tmp_path: Path) -> None:
     file, state = tmp_path / "tokens", tmp_path / "state"
@@ -136,7 +136,7 @@ async def test_a_signal_saves_what_every_principal_has_changed(count: int, tmp_p
     assert [str(number) in text for number, text in enumerate(found)] == [True] * count, found
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_a_signal_under_load_loses_no_answer_and_leaves_nobody(
     tmp_path: Path, *, full: bool
 ) -> None:
@@ -201,7 +201,7 @@ async def streams(server: HttpServer, count: int) -> AsyncIterator[list[SocketSt
         yield found
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_idle_connections_take_no_more_than_their_number(*, full: bool) -> None:
     count = 10_000 if full else 300
     with http_server() as server, descriptors_for(count):
@@ -273,7 +273,7 @@ async def test_what_comes_to_no_end_is_answered_and_costs_next_to_nothing() -> N
             assert server.peak_bytes - memory < 24 * MIB
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_half_open_calls_and_slow_readers_keep_nobody_waiting() -> None:
     with http_server() as server:
         async with wire(server) as client, streams(server, 40) as rude:

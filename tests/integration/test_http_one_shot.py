@@ -165,7 +165,7 @@ def test_a_reset_in_the_middle_of_an_answer_is_no_delivery(
 FLOOD = 200
 
 
-@pytest.mark.full
+@pytest.mark.ways
 def test_floods_of_requests_that_are_none_are_a_few_lines_and_a_count() -> None:
     with http_server() as flooded:
         upgrade = "GET /healthz HTTP/1.1\r\nHost: {}\r\nConnection: upgrade\r\nUpgrade: x\r\n\r\n"

@@ -128,7 +128,7 @@ async def test_the_trail_and_the_log_know_whose_work_it_was(operated: Operated) 
     assert "kmcp_" not in json.dumps([operated.log, trail])
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_the_operator_sees_the_sessions_of_a_running_server(operated: Operated) -> None:
     await operated.ready()
     (folder,) = operated.state.glob("s-*")
@@ -147,7 +147,7 @@ async def test_the_operator_sees_the_sessions_of_a_running_server(operated: Oper
     assert re.search(rf"^server {pid} on {address} in .*: 1 session now, ", shown, re.M)
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_a_server_that_drains_lives_and_is_not_ready(operated: Operated) -> None:
     await operated.ready()
     answers: list[Said] = []

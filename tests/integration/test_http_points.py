@@ -81,7 +81,7 @@ async def heard(client: Wire, session: str, words: str = "") -> None:
 # 1. State
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_all_clients_of_a_principal_have_one_default_session_in_both_eras() -> None:
     with http_server() as server:
         async with http_agent(server, "auto") as first, http_agent(server, "legacy") as second:
@@ -123,7 +123,7 @@ async def test_a_handshake_without_a_token_is_a_client_with_a_default_session(
 # 2. What others have
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_no_call_of_one_principal_drops_the_session_of_another(tmp_path: Path) -> None:
     with two_principals(tmp_path, "--quota", "sessions=2,asleep=2") as (server, quiet, greedy):
         async with wire(server, quiet) as one, wire(server, greedy) as many:
@@ -161,7 +161,7 @@ async def dropped(client: Wire, server: HttpServer, name: str, folder: Path) -> 
     return session
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_a_handshake_call_whose_client_hangs_up_goes_on_and_is_told_to_who_asks(
     server: HttpServer, folder: Path
 ) -> None:
@@ -257,7 +257,7 @@ async def test_a_signal_lets_calls_end_refuses_new_ones_and_leaves_nothing(
         assert "the last word" in answer.text
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_a_call_that_outlasts_the_drain_is_told_that_the_server_stops(
     tmp_path: Path,
 ) -> None:
@@ -341,7 +341,7 @@ async def test_a_body_that_is_too_long_costs_next_to_nothing(server: HttpServer)
         assert server.peak_bytes - before < 24 * MIB
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_bodies_are_bounded_for_each_principal(tmp_path: Path) -> None:
     """Bodies being read count: three endless calls hold no more than the quota."""
     with two_principals(tmp_path, "--quota", "body=1M") as (server, quiet, greedy):
@@ -403,7 +403,7 @@ async def slow_calls() -> AsyncIterator[SlowCalls]:
 # 7. MCP sessions
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_mcp_sessions_are_bounded_and_one_that_ends_makes_room(server: HttpServer) -> None:
     async with wire(server) as client:
         sessions = []
@@ -424,7 +424,7 @@ async def test_mcp_sessions_are_bounded_and_one_that_ends_makes_room(server: Htt
         assert (await client.greet()).status == 200
 
 
-@pytest.mark.full
+@pytest.mark.ways
 @pytest.mark.parametrize("while_", ["it imports", "it prepares", "it begins to serve"])
 def test_a_server_that_is_stopped_while_it_starts_ends_in_order(while_: str) -> None:
     process = subprocess.Popen(

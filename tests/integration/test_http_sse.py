@@ -33,7 +33,7 @@ async def sse_agent(server: HttpServer, token: str) -> AsyncIterator[Agent]:
         yield Agent(client)
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_a_principal_has_the_same_session_over_both_transports(tmp_path: Path) -> None:
     with two_principals(tmp_path, "--sse") as (server, one, other):
         async with sse_agent(server, one) as agent:
@@ -46,7 +46,7 @@ async def test_a_principal_has_the_same_session_over_both_transports(tmp_path: P
             assert (await agent.run("x")).text.startswith("41")
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_an_answer_over_sse_is_told_once(tmp_path: Path) -> None:
     with http_server("--sse") as server:
         async with sse_agent(server, server.token) as agent:
@@ -96,7 +96,7 @@ async def test_without_a_token_nothing_is_connected_and_nothing_posted(tmp_path:
                 assert foreign.text == unknown.text
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_a_client_that_is_connected_holds_no_end_of_the_server() -> None:
     with http_server("--sse") as server:
         async with sse_agent(server, server.token) as agent:

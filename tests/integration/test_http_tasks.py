@@ -55,7 +55,7 @@ async def test_a_task_belongs_to_its_principal_and_outlives_connections(tmp_path
         assert "has ended" not in str(later), "the task has told it"
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_a_server_that_drains_ends_the_calls_of_tasks_too(tmp_path: Path) -> None:
     with two_principals(tmp_path, "--drain", "2s") as (server, one, _):
         task = await call(server, one, "run_script", script="while True: pass", timeout="1h")

@@ -67,7 +67,7 @@ async def add(notebook: Agent, *packages: str) -> Answer:
     return answer
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_polars_is_installed_and_used_with_earlier_variables_intact(servers: Servers) -> None:
     async with servers.agent("--allow-install", "polars") as notebook:
         await notebook.run("rows = [1, 2, 3]")
@@ -125,7 +125,7 @@ async def test_a_package_that_kills_its_process_costs_no_variables(
         assert (await notebook.run("x + 1")).text == "42"
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_an_older_version_in_use_is_told_and_a_reset_changes_over(
     links: Path, servers: Servers
 ) -> None:
@@ -141,7 +141,7 @@ async def test_an_older_version_in_use_is_told_and_a_reset_changes_over(
         assert (await notebook.run("import kmtest_good as k\nk.__version__")).text == "'2.0'"
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_what_is_there_stays_unless_something_needs_another_version(
     tmp_path: Path, servers: Servers
 ) -> None:
@@ -157,7 +157,7 @@ async def test_what_is_there_stays_unless_something_needs_another_version(
         assert "kmtest-good 2.0 (before: 1.0)" in answer.data["summary"]
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_a_dependency_of_the_environment_can_be_opened_without_a_download(
     servers: Servers,
 ) -> None:
@@ -167,7 +167,7 @@ async def test_a_dependency_of_the_environment_can_be_opened_without_a_download(
         assert (await notebook.run("import zmq; type(zmq.__version__).__name__")).text == "'str'"
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_what_cannot_be_resolved_changes_nothing(links: Path, servers: Servers) -> None:
     async with servers.agent(*local(links)) as notebook:
         text = await notebook.refused("install", packages=["kmtest-good<2", "kmtest-needs-new"])
@@ -242,12 +242,12 @@ print(subprocess.run([sys.executable, '-c', 'import kmtest_tool; kmtest_tool.mai
 """
 
 
-@pytest.mark.full
+@pytest.mark.ways
 @pytest.mark.parametrize(
     "flags",
     [
         (),
-        pytest.param(("--sandbox", "landlock"), marks=pytest.mark.full),
+        pytest.param(("--sandbox", "landlock"), marks=pytest.mark.ways),
         pytest.param(("--warm", "1"), marks=pytest.mark.full),
         pytest.param(("--sandbox", "none"), marks=pytest.mark.full),
     ],
@@ -290,7 +290,7 @@ async def test_a_source_distribution_runs_nothing_unless_that_is_allowed(
     assert not mark.exists()
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_a_build_from_source_cannot_write_to_the_home_folder(
     tmp_path: Path, servers: Servers
 ) -> None:
@@ -325,7 +325,7 @@ async def test_too_many_bytes_are_not_installed(servers: Servers) -> None:
         assert await installed(notebook) == {}
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_without_network_cached_packages_install_and_missing_ones_are_named(
     links: Path, servers: Servers
 ) -> None:
@@ -366,7 +366,7 @@ async def environment() -> None:
         await notebook.run("1")
 
 
-@pytest.mark.full
+@pytest.mark.ways
 @pytest.mark.usefixtures("environment")
 async def test_a_cancelled_install_leaves_the_session_as_it_was(
     silent_index: socket.socket, servers: Servers
@@ -406,7 +406,7 @@ async def test_interrupt_stops_an_install_that_waits_for_its_index(
             assert "Nothing is running" in (await notebook.call("interrupt")).text
 
 
-@pytest.mark.full
+@pytest.mark.ways
 @pytest.mark.usefixtures("environment")
 async def test_an_install_that_takes_too_long_is_stopped(silent_index: socket.socket) -> None:
     start = command(*waiting_on(silent_index), "--warm", "0", "--no-template")
@@ -424,7 +424,7 @@ async def test_an_install_that_takes_too_long_is_stopped(silent_index: socket.so
         assert (await notebook.run("x + 1")).text == "42"
 
 
-@pytest.mark.full
+@pytest.mark.ways
 @pytest.mark.usefixtures("environment")
 async def test_closing_a_session_ends_its_install(
     silent_index: socket.socket, servers: Servers

@@ -113,7 +113,7 @@ async def test_running_code_is_told_of_the_tool(links: Path, servers: Servers) -
         assert "ipykernel" in (await notebook.run("!pip freeze | grep ipykernel")).text
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_a_script_may_install_too(links: Path, servers: Servers) -> None:
     async with servers.agent(*local(links)) as notebook:
         script = "!pip install kmtest-good\nimport kmtest_good\nprint(kmtest_good.__version__)"
@@ -121,7 +121,7 @@ async def test_a_script_may_install_too(links: Path, servers: Servers) -> None:
         assert answer.text.split("\n")[:2][-1] == "2.0"
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_a_cell_that_installs_can_be_stopped_while_others_wait(servers: Servers) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent_index:
         url = f"http://127.0.0.1:{silent_index.getsockname()[1]}/simple"

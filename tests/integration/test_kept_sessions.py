@@ -113,7 +113,7 @@ now = Niceness()
 """
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_only_a_save_in_the_background_lets_all_others_go_first(place: Place) -> None:
     async with place.life() as first:
         await first.run(NICENESS)
@@ -142,7 +142,7 @@ slow = Slow()
 """
 
 
-@pytest.mark.full
+@pytest.mark.ways
 @pytest.mark.parametrize("first", sampled(["SIGINT", "end of input"], "SIGINT"))
 async def test_a_signal_while_the_server_ends_cuts_no_save_short(place: Place, first: str) -> None:
     """Claude Code sends SIGINT, and SIGTERM a tenth of a second later."""
@@ -177,7 +177,7 @@ ENDS = {
 }
 
 
-@pytest.mark.full
+@pytest.mark.ways
 @pytest.mark.parametrize(
     "wait",
     [
@@ -205,7 +205,7 @@ def test_a_server_that_ends_while_a_cell_runs_keeps_its_work_and_what_was_there_
         assert "(41, True, 10)" in json.dumps(answer)
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_what_was_undone_does_not_come_back_when_the_server_is_killed(place: Place) -> None:
     async with place.life("--template") as first:
         await first.run("a = [1]")
@@ -224,7 +224,7 @@ async def test_what_was_undone_does_not_come_back_when_the_server_is_killed(plac
             assert (await second.run("a", session="default")).text.startswith("[1, 2]")
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_branches_end_with_their_server_and_the_next_one_says_so(place: Place) -> None:
     async with place.life("--template") as life:
         await life.run("x = 1")
@@ -275,7 +275,7 @@ thread = threading.Thread(target=end.wait, daemon=True); thread.start(); a = 1
 """
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_sessions_come_back_by_their_names_and_not_after_their_end(place: Place) -> None:
     """One has a thread: its own kernel saves it."""
     async with place.life() as first:
@@ -319,7 +319,7 @@ spy = Spy(); a = 1
 """
 
 
-@pytest.mark.full
+@pytest.mark.ways
 @pytest.mark.parametrize("name", sampled(["named", "default"], "default"))
 async def test_nothing_is_loaded_by_itself_where_more_is_open_and_takes_its_place_when_asked_for(
     name: str, place: Place
@@ -372,7 +372,7 @@ async def test_nothing_is_loaded_by_itself_where_more_is_open_and_takes_its_plac
         assert (await fourth.run("a", session="spied")).text.startswith("1\n")
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_what_is_asked_of_a_past_that_is_not_there_is_answered(place: Place) -> None:
     async with place.life() as first:
         both = await first.refused("create_session", name="one", fresh=True, resume=True)
@@ -431,7 +431,7 @@ async def test_variables_that_kill_kernels_or_never_end_cost_themselves_and_what
         assert "unstorable (ended the process that stored it" in answer.text
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_what_threads_and_tasks_have_changed_since_the_last_save_is_there_after_the_end(
     place: Place,
 ) -> None:
@@ -452,7 +452,7 @@ async def test_what_threads_and_tasks_have_changed_since_the_last_save_is_there_
         assert (await second.run("done, ticks")).text.startswith("([1], [1])")
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_what_is_saved_and_left_alone_is_not_saved_again(place: Place) -> None:
     async with place.life("--template") as first:
         await first.run("x = bytes(10_000_000)")
@@ -462,7 +462,7 @@ async def test_what_is_saved_and_left_alone_is_not_saved_again(place: Place) -> 
     assert place.manifests()[0]["moment"] == saved[0]["moment"]
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_a_session_whose_state_was_removed_is_told_why_and_what_it_was(place: Place) -> None:
     async with place.life() as first:
         await first.run("precious = 42")
@@ -485,7 +485,7 @@ async def shows(life: Life, name: str, preview: str) -> bool:
     return any((each["name"], each["preview"]) == (name, preview) for each in variables)
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_in_the_home_folder_only_sessions_with_names_are_kept(place: Place) -> None:
     async with place.life(work=place.root) as first:
         await first.run("a = 1")
@@ -497,7 +497,7 @@ async def test_in_the_home_folder_only_sessions_with_names_are_kept(place: Place
         assert (await second.run("a", session="named")).text.startswith("2\n")
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_what_is_off_or_inside_the_working_folder_keeps_nothing(place: Place) -> None:
     async with place.life("--persist", "off") as first:
         await first.run("a = 1")
@@ -511,7 +511,7 @@ async def test_what_is_off_or_inside_the_working_folder_keeps_nothing(place: Pla
         )
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_a_kernel_without_checkpoints_that_dies_comes_back_as_it_was_saved_last(
     place: Place,
 ) -> None:
@@ -563,7 +563,7 @@ async def test_a_full_disk_keeps_what_fits_and_names_the_rest(place: Place, full
         assert "large" in answer.cell["lost"]
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_a_save_that_finds_no_room_at_all_is_told(place: Place, full: Path) -> None:
     async with place.life() as first:
         await first.run("1")
@@ -585,7 +585,7 @@ async def test_a_save_that_finds_no_room_at_all_is_told(place: Place, full: Path
         assert "Cell" in notices(answer)[0]
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_a_session_that_makes_room_loses_nothing_that_was_saved(place: Place) -> None:
     async with place.life("--max-sessions", "1") as life:
         answer = await life.run("import os\nlarge = os.urandom(9_000_000)\nprint(sum(large))")

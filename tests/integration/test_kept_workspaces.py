@@ -74,7 +74,7 @@ async def test_a_later_server_has_the_files_of_default_and_named_sessions(
 
 
 @pytest.mark.parametrize(
-    "flags", [("--warm", "1"), pytest.param(("--no-template",), marks=pytest.mark.full)]
+    "flags", [("--warm", "1"), pytest.param(("--no-template",), marks=pytest.mark.ways)]
 )
 async def test_a_umask_that_closes_files_to_others_closes_none_to_kernels(
     place: Path, flags: tuple[str, ...]

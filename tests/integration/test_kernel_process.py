@@ -23,8 +23,8 @@ pytestmark = [pytest.mark.anyio]
     "backend",
     [
         pytest.param(BwrapSandbox.detect, id="bwrap"),
-        pytest.param(LandlockSandbox.detect, id="landlock", marks=pytest.mark.full),
-        pytest.param(NoSandbox, id="none", marks=pytest.mark.full),
+        pytest.param(LandlockSandbox.detect, id="landlock", marks=pytest.mark.ways),
+        pytest.param(NoSandbox, id="none", marks=pytest.mark.ways),
     ],
 )
 async def test_a_cold_kernel(

@@ -195,7 +195,7 @@ async def test_output_of_programs_is_shown_once(notebook: Agent) -> None:
     assert (told.count("a"), told.count("hi")) == (1, 1)
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_a_kernel_to_which_nothing_can_be_added_runs_all_the_same(tmp_path: Path) -> None:
     spec = json.loads((SPEC / "kernel.json").read_text())
     program = str(Path(sys.executable))
@@ -211,7 +211,7 @@ async def test_a_kernel_to_which_nothing_can_be_added_runs_all_the_same(tmp_path
         assert "did not fit its version" in "".join(about.data["sandbox_found"])
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_a_notebook_in_a_mount_runs_on_the_named_kernel_of_its_language(
     servers: Servers, tmp_path: Path
 ) -> None:

@@ -222,7 +222,7 @@ def test_nothing_survives_the_death_of_the_server(user: str) -> None:
         wait_for_the_end_of(handles)
 
 
-@pytest.mark.full
+@pytest.mark.ways
 def test_an_installation_in_the_home_folder_is_no_breach(tmp_path: Path) -> None:
     """The names of files in it can be listed, and no others of the home folder."""
     source = tmp_path / "source"
@@ -267,7 +267,7 @@ async def test_a_kernel_cannot_touch_its_watcher(runs: RunDirectory) -> None:
             assert "PermissionError" in (await book.run(attempt)).error, attempt
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_facts_about_itself_stay_readable_when_memory_is_short(runs: RunDirectory) -> None:
     caches = Path("/proc/sys/vm/drop_caches")
     if not os.access(caches, os.W_OK):

@@ -189,7 +189,7 @@ async def test_a_reset_loses_nothing_of_it(servers: Servers) -> None:
         assert (await agent.run("6 * 8")).text == "48"
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_the_next_server_tells_what_came_before_it_ended(tmp_path: Path) -> None:
     place = Place(tmp_path)
     async with place.life() as first:
@@ -223,7 +223,7 @@ async def test_cells_that_run_in_one_call_tell_it_once(servers: Servers) -> None
         assert (await agent.run("6 * 8")).text == "48"
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_what_goes_on_after_an_undo_and_in_a_branch_is_told(servers: Servers) -> None:
     async with servers.agent("--allow", "*", "--warm", "0") as agent:
         root = await begun(agent, TASK)
@@ -254,7 +254,7 @@ async def test_an_adoption_tells_what_the_branch_had_not(servers: Servers) -> No
         assert (await agent.run("6 * 7", session=root)).text == "42"
 
 
-@pytest.mark.full
+@pytest.mark.ways
 def test_over_http_it_is_told_until_an_answer_has_arrived() -> None:
     with http_server() as server:
         session = str(called(server, with_urllib, "create_session").data["session"])

@@ -34,7 +34,7 @@ pytestmark = pytest.mark.anyio
 UNIFIED = Path("/sys/fs/cgroup/unified")
 SMALL = Limits(memory_bytes=512 * MIB, disk_bytes=64 * MIB, pids=64)
 MEANS = [
-    pytest.param({}, id="cgroup", marks=pytest.mark.full),
+    pytest.param({}, id="cgroup", marks=pytest.mark.ways),
     pytest.param({"forked": True}, id="cgroup, forked"),
     pytest.param({"groups": False}, id="watchdog"),
 ]
@@ -82,7 +82,7 @@ async def test_too_much_memory_is_an_error_and_the_kernel_lives(
         assert (await kernel.run("40 + 2")).text.strip() == "42"
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_hungry_children_are_killed_and_named(may_have_groups: None) -> None:
     async with limited_kernel(SMALL) as kernel:
         ended = await kernel.run(HUNGRY_CHILDREN, timeout=20)
@@ -169,7 +169,7 @@ async def test_deleted_files_that_are_held_open_count() -> None:
         assert "disk quota" in ended.cause
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_too_many_files_are_too_much_disk() -> None:
     limits = Limits(disk_bytes=40 * MIB)
     async with limited_kernel(limits) as kernel:
@@ -240,7 +240,7 @@ async def test_the_server_says_what_is_in_force_and_how_memory_killed() -> None:
         assert "out of memory (limit 600 MiB, peak " in answer.text
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_a_huge_numpy_array_is_an_error() -> None:
     async with agent("--allow", ANALYSIS) as notebook:
         answer = await notebook.run("import numpy\nnumpy.ones(10**10)")
@@ -313,7 +313,7 @@ anyio.run(main)
 """
 
 
-@pytest.mark.full
+@pytest.mark.ways
 def test_without_a_sandbox_what_the_user_runs_already_does_not_count() -> None:
     argv = [sys.executable, "-c", BESIDE_OTHERS]
     if os.geteuid() == 0:
@@ -383,7 +383,7 @@ with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as child:
     os.close(left)
 
 
-@pytest.mark.full
+@pytest.mark.ways
 @pytest.mark.timeout(240)
 async def test_a_neighbour_is_not_held_up_by_an_attacker() -> None:
     bombs = [

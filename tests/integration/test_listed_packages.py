@@ -56,7 +56,7 @@ def lock(folder: Path, links: Path) -> None:
     subprocess.run([uv.find_uv_bin(), *words], check=True, capture_output=True)
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_the_lock_of_a_project_makes_the_environment_of_all_kernels(
     project: Path, links: Path, tmp_path: Path
 ) -> None:
@@ -88,7 +88,7 @@ async def test_the_lock_of_a_project_makes_the_environment_of_all_kernels(
     assert not (tmp_path / "ran").exists()
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_members_of_a_workspace_are_left_out_and_what_they_need_is_there(
     project: Path, links: Path, tmp_path: Path
 ) -> None:
@@ -127,7 +127,7 @@ async def test_members_of_a_workspace_are_left_out_and_what_they_need_is_there(
     assert not (tmp_path / "ran").exists()
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_a_lock_of_versions_that_the_kernel_does_not_work_with_is_used_beside_it(
     project: Path, links: Path
 ) -> None:
@@ -152,7 +152,7 @@ async def test_a_lock_of_versions_that_the_kernel_does_not_work_with_is_used_bes
             assert (await notebook.run("import six; six.__name__")).text == "'six'"
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_the_hashes_of_a_lock_are_enforced(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text(
         '[project]\nname = "mine"\nversion = "0"\ndependencies = ["tabulate==0.9.0"]\n'
@@ -171,7 +171,7 @@ async def test_the_hashes_of_a_lock_are_enforced(tmp_path: Path) -> None:
         assert (await notebook.run("import tabulate; tabulate.__version__")).text == "'0.9.0'"
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_requirements_make_the_environment_and_errors_name_the_line(
     tmp_path: Path, links: Path
 ) -> None:
@@ -190,7 +190,7 @@ async def test_requirements_make_the_environment_and_errors_name_the_line(
         assert "no release of kmtest-locked fits" in said
 
 
-@pytest.mark.full
+@pytest.mark.ways
 @pytest.mark.parametrize("listed", sampled(["--project", "--requirements"], "--requirements"))
 async def test_a_session_goes_on_in_its_environment_and_what_that_lacks_by_then_is_named(
     listed: str, project: Path, links: Path, tmp_path: Path

@@ -153,7 +153,7 @@ async def test_a_deadline_kills_what_does_not_react_and_says_so(
         assert (await notebook.run("open('kept.txt').read()")).text == "'y'"
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_a_kernel_that_stops_itself_is_brought_back_by_the_deadline(servers: Servers) -> None:
     async with servers.agent(*QUICK, "--allow", "*") as notebook:
         answer = await notebook.run(
@@ -213,7 +213,7 @@ async def wait_until_dead(notebook: Agent) -> None:
             await anyio.sleep(0.05)
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_running_out_of_memory_is_an_error_and_keeps_the_kernel(servers: Servers) -> None:
     async with servers.agent("--memory", "512M") as notebook:
         await notebook.run("x = 1")

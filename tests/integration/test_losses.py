@@ -66,7 +66,7 @@ async def kills(audit: Path, count: int) -> None:
             await anyio.sleep(0.05)
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_any_tool_tells_first_of_a_kernel_that_died_between_cells(
     tmp_path: Path, servers: Servers
 ) -> None:
@@ -100,7 +100,7 @@ async def test_any_tool_tells_first_of_a_kernel_that_died_between_cells(
         assert "code 7" not in json.dumps((await notebook.call("list_sessions")).data)
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_an_answer_that_is_not_about_a_session_says_whose_loss_it_tells(
     tmp_path: Path, servers: Servers
 ) -> None:
@@ -119,7 +119,7 @@ async def test_an_answer_that_is_not_about_a_session_says_whose_loss_it_tells(
                 assert answer.data["notices"] == [notice]
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_a_loss_told_by_another_tool_still_marks_the_next_cell(
     tmp_path: Path, servers: Servers
 ) -> None:
@@ -151,7 +151,7 @@ async def test_what_a_cancelled_answer_told_is_told_again(era: str, servers: Ser
         assert "2" in answer.text
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_a_killer_that_nobody_waits_for_is_told_by_what_comes_next(servers: Servers) -> None:
     async with servers.agent("--allow", "*") as notebook:
         await notebook.run("x = 1")
@@ -212,7 +212,7 @@ async def test_the_names_of_what_was_lost_follow_the_code(servers: Servers) -> N
         assert "more" in answer.text
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_a_cell_that_meets_the_death_of_its_kernel_runs_or_says_what_happened(
     servers: Servers,
 ) -> None:

@@ -74,7 +74,7 @@ async def failed(session: Session, patch: pytest.MonkeyPatch) -> None:
     await session.ended.wait()
 
 
-@pytest.mark.parametrize("cause", [pytest.param(relieved, marks=pytest.mark.full), failed])
+@pytest.mark.parametrize("cause", [pytest.param(relieved, marks=pytest.mark.ways), failed])
 async def test_what_the_server_costs_a_session_is_named(
     cause: Cause, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -122,7 +122,7 @@ async def _shared_and_grown(kernel: LimitedKernel) -> dict[str, Any]:
     }
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_workers_that_share_a_frame_hold_it_once_and_what_each_adds_counts() -> None:
     limits = {"memory_bytes": 768 * MIB, "pids": 64}
     code = (

@@ -148,7 +148,7 @@ async def fetched(client: Agent, session: str, *ports: int) -> list[bool]:
     return found
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_a_session_asks_for_less_and_keeps_it_through_every_new_kernel(
     ports: tuple[int, int], tmp_path: Path
 ) -> None:
@@ -221,7 +221,7 @@ async def test_a_closed_door_is_told_with_the_one_who_opens_it() -> None:
         assert (await notebook.call("create_session", network=[])).failed is False
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_a_container_has_the_same_way_out(ports: tuple[int, int]) -> None:
     rules = f"127.0.0.1:{ports[0]},db.invalid:443"
     async with agent(*flags("podman"), "--network", rules) as notebook:

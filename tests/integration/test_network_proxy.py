@@ -537,7 +537,7 @@ async def test_ten_thousand_connections_are_borne_and_counted(
     assert records < MOST_OF_ONE + 200
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_a_session_that_reads_nothing_costs_little_memory(networks: Networks) -> None:
     number, port = networks.listen("web.test:5432")
     before = int(networks.status("VmRSS").split()[0])
@@ -607,7 +607,7 @@ def test_the_process_has_no_rights_and_bounds(networks: Networks) -> None:
         assert line.removeprefix(name).split()[:2] == [str(value)] * 2
 
 
-@pytest.mark.full
+@pytest.mark.ways
 def test_the_process_ends_with_its_server() -> None:
     with two_networks() as found:
         process = Path(f"/proc/{found.pid}")

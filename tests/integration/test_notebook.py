@@ -23,7 +23,7 @@ async def test_variables_stay_for_the_next_call(era: str, servers: Servers) -> N
         assert answer.cell["cell"] == 2
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_state_survives_two_hundred_calls(servers: Servers) -> None:
     async with servers.agent() as notebook:
         await notebook.run("n = 0")
@@ -74,7 +74,7 @@ async def test_an_allowed_package_imports_what_it_needs_itself(servers: Servers)
         assert answer.text == "6"
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_c_code_imports_what_it_needs_when_a_cell_calls_it(servers: Servers) -> None:
     async with servers.agent("--profile", "guarded", "--allow", "pandas,matplotlib") as notebook:
         code = "import pandas as pd\nv = pd.DataFrame({'a': [1, 2]})['a'].values\n"

@@ -325,7 +325,7 @@ async def test_bad_input_is_refused_and_loses_nothing(
         assert len((await content(notebook)).cells) == 4
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_a_session_that_comes_back_goes_on_with_its_notebook(tmp_path: Path) -> None:
     place = Place(tmp_path)
     async with place.life("--allow", "*") as first:
@@ -434,7 +434,7 @@ def of_cells(**sources: str) -> str:
 NOISE = "from PIL import Image\nimport os\nImage.frombytes('RGB', (300, 300), os.urandom(270_000))"
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_answers_about_many_outputs_are_bounded_and_say_what_they_leave_out(
     servers: Servers,
 ) -> None:

@@ -116,7 +116,7 @@ async def test_no_file_variable_or_error_can_look_like_a_notice(servers: Servers
         assert answer.content[0] == types.TextContent(text=FAKE.replace("[", "\\x5b"))
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_code_that_names_the_prefix_is_read_as_it_is(servers: Servers) -> None:
     code = f"PREFIX = {FAKE!r}  # [kernel-mcp] is what notices begin with\n"
     async with servers.agent() as notebook:

@@ -112,7 +112,7 @@ FATAL = (
 )
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_a_cell_may_do_to_its_kernel_what_it_likes(servers: Servers) -> None:
     # without checkpoints: a copy made in a pause of the machine would bring `kept` back
     flags = ("--warm", "0", "--max-sessions", "8", "--checkpoints", "off")

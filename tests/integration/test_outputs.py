@@ -57,7 +57,7 @@ async def test_a_million_lines_arrive(servers: Servers) -> None:
         assert answer.cell["omitted"] > 6_000_000
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_several_figures_of_one_cell_come_back_in_order(servers: Servers) -> None:
     async with servers.agent("--allow", ANALYSIS) as notebook:
         answer = await notebook.run(
@@ -68,7 +68,7 @@ async def test_several_figures_of_one_cell_come_back_in_order(servers: Servers) 
         assert len(answer.images) == 3
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_a_large_picture_is_shrunk_and_its_original_kept(servers: Servers) -> None:
     async with servers.agent("--allow", ANALYSIS) as notebook:
         answer = await notebook.run(
@@ -142,7 +142,7 @@ for n in range(1000):
 """
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_a_notebook_of_hostile_displays_is_valid_and_costs_the_server_little() -> None:
     async with agent() as notebook:
         server = server_pid()

@@ -166,7 +166,7 @@ async def test_sessions_use_the_packages_that_are_there_and_change_nothing(place
     assert not (place / "sprung").exists()
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_versions_that_the_kernel_does_not_work_with_stay_behind_its_own(
     place: Path,
 ) -> None:
@@ -201,7 +201,7 @@ async def test_versions_that_the_kernel_does_not_work_with_stay_behind_its_own(
 
 
 @pytest.mark.parametrize(
-    "how", [("--warm", "1"), pytest.param(("--sandbox", "landlock"), marks=pytest.mark.full)]
+    "how", [("--warm", "1"), pytest.param(("--sandbox", "landlock"), marks=pytest.mark.ways)]
 )
 async def test_an_ordinary_server_uses_them_too(place: Path, how: tuple[str, ...]) -> None:
     root = environment(place)

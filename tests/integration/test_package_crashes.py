@@ -39,7 +39,7 @@ def asked(index: socket.socket) -> bool:
     return bool(select.select([index], [], [], SILENT_S)[0])
 
 
-@pytest.mark.full
+@pytest.mark.ways
 def test_a_server_killed_during_an_install_leaves_no_process_and_no_file(
     tmp_path: Path, silent_index: socket.socket
 ) -> None:
@@ -65,7 +65,7 @@ def test_a_server_killed_during_an_install_leaves_no_process_and_no_file(
         following.close()
 
 
-@pytest.mark.full
+@pytest.mark.ways
 def test_a_server_killed_during_a_build_leaves_an_environment_that_can_be_built(
     tmp_path: Path, silent_index: socket.socket
 ) -> None:

@@ -40,7 +40,7 @@ BACKENDS = {
 }
 
 
-@pytest.mark.full
+@pytest.mark.ways
 @pytest.mark.parametrize("start", sampled(["cold", "forked"], "forked"))
 async def test_figures_are_shown_and_closed_under_every_backend(
     start: str, servers: Servers
@@ -91,7 +91,7 @@ async def test_figures_that_code_keeps_stay_open(start: str, servers: Servers) -
             assert (await run(notebook, "print(plt.get_fignums())")).text == left, code
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_warnings_of_a_figure_name_no_file_of_the_kernel(servers: Servers) -> None:
     async with servers.agent(*DATA) as notebook:
         code = "import matplotlib.pyplot as plt\nplt.plot([1, 2]); plt.title('\u65e5');"
@@ -177,7 +177,7 @@ SAID = {
 }
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_displays_of_every_kind_say_something(servers: Servers) -> None:
     async with servers.agent() as notebook:
         await run(notebook, "from IPython.display import *")
@@ -361,7 +361,7 @@ print(json.dumps(["grouped", read - began > 5 * (read - drawn), found["elements"
 """
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_figures_that_could_be_mistaken_are_told_rightly_or_have_no_numbers(
     servers: Servers,
 ) -> None:

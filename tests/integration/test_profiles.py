@@ -103,7 +103,7 @@ async def test_strict_still_holds_after_the_names_of_the_session_are_reset(
         assert "open is not allowed in this session" in answer.text
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_in_strict_sessions_libraries_go_on_working(servers: Servers) -> None:
     flags = ("--profile", "strict", "--allow", ANALYSIS)
     async with servers.agent(*flags) as notebook:
@@ -146,7 +146,7 @@ FREE = [
 ]
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_the_guarded_profile_refuses_no_ordinary_data_work(servers: Servers) -> None:
     async with servers.agent("--profile", "guarded", "--allow", ANALYSIS) as notebook:
         await notebook.run(

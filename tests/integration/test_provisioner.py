@@ -187,7 +187,7 @@ async def test_a_start_that_is_given_up_leaves_nothing(manager: AsyncKernelManag
     assert not provisioner(manager).has_process
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_a_round_trip_takes_no_longer_than_to_a_kernel_without_a_sandbox(
     manager: AsyncKernelManager,
 ) -> None:

@@ -53,7 +53,7 @@ async def test_odd_lines_are_answered_and_the_server_goes_on() -> None:
         assert await client.call("execute", code="x") == "1"
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_a_line_of_270_megabytes_is_dropped_and_answered() -> None:
     async with raw_client("--no-template") as client:
         assert "1" in await client.call("execute", code="x = 1; x")

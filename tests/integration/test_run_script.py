@@ -77,7 +77,7 @@ async def test_a_script_that_cannot_be_understood_is_refused_with_line_and_reaso
         assert "3.10 to 3.15" in text
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_requires_python_chooses_the_interpreter(servers: Servers) -> None:
     block = "# /// script\n# requires-python = '{}'\n# dependencies = ['tabulate']\n# ///\n"
     code = "import sys\nprint('%d.%d' % sys.version_info[:2])"
@@ -109,7 +109,7 @@ async def test_a_session_has_the_python_and_the_packages_it_asks_for(
         assert (await notebook.run(code, session=session)).text == "[1, 2]"
 
 
-@pytest.mark.full
+@pytest.mark.ways
 @pytest.mark.parametrize(
     ("flags", "why"),
     [
@@ -160,7 +160,7 @@ async def test_ordinary_scripts_run_as_with_python(start: str, servers: Servers)
             assert "the script wrote" not in answer.text, (name, answer.text)
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_a_script_that_waits_for_its_threads_can_be_stopped(servers: Servers) -> None:
     script = "import threading\nthreading.Thread(target=threading.Event().wait).start()\nprint(1)"
     async with servers.agent("--allow", "threading") as notebook:
@@ -168,7 +168,7 @@ async def test_a_script_that_waits_for_its_threads_can_be_stopped(servers: Serve
         assert answer.status == "timeout", answer.text
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_cells_see_no_command_line_of_the_server(servers: Servers) -> None:
     async with servers.agent("--allow", "sys", "--warm", "1") as notebook:
         assert (await notebook.run("import sys\nsys.argv")).text == "['']"

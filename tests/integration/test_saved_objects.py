@@ -52,7 +52,7 @@ def named(answer: Answer) -> set[str]:
     return {*lost(answer), *_CHANGED.findall(changed)}
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_a_restarted_server_brings_each_kind_back_or_names_it(tmp_path: Path) -> None:
     place, every = Place(tmp_path), cases()
     async with place.life("--template", "--allow", ANALYSIS) as first:
@@ -118,7 +118,7 @@ kept, os.environ["NEW"], pd.get_option("display.max_columns"), warnings.filters[
 """
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_settings_that_cannot_come_back_cost_no_variable_and_are_named(
     tmp_path: Path,
 ) -> None:

@@ -146,7 +146,7 @@ async def test_code_uses_a_secret_and_finds_it_nowhere(world: World, way: str) -
         assert await told(agent, TRUSTED) == [True, True]
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_a_container_uses_a_secret_as_well(world: World) -> None:
     container = flags("podman")
     async with Client(world.command(*container, "--allow", "certifi", "--warm", "0")) as client:
@@ -262,7 +262,7 @@ def check_processes() -> None:
                 assert PLAIN not in Path(f"/proc/{pid}/{name}").read_bytes(), pid
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_a_proxy_that_has_ended_is_replaced_and_trusted_as_before(
     world: World,
 ) -> None:

@@ -47,7 +47,7 @@ def bounded(log: Path) -> StdioServerParameters:
     )
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_the_session_that_makes_the_server_hold_most_gives_way_alone(tmp_path: Path) -> None:
     log = tmp_path / "log"
     async with Client(bounded(log), mode="auto") as client:
@@ -97,7 +97,7 @@ async def test_the_session_that_makes_the_server_hold_most_gives_way_alone(tmp_p
     assert victim not in text
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_the_records_of_all_sessions_have_one_bound(tmp_path: Path) -> None:
     async with Client(bounded(tmp_path / "log"), mode="auto") as client:
         notebook = Agent(client)

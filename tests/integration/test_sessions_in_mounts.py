@@ -42,7 +42,7 @@ async def where(notebook: Agent, **arguments: str) -> str:
 @pytest.mark.parametrize(
     "started",
     [
-        pytest.param((), id="cold", marks=pytest.mark.full),
+        pytest.param((), id="cold", marks=pytest.mark.ways),
         pytest.param(("--warm", "1"), id="forked"),
     ],
 )
@@ -82,7 +82,7 @@ async def test_cells_and_file_tools_begin_in_it(tmp_path: Path, started: tuple[s
         assert (project / "by_script").exists()
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_an_export_replaces_no_notebook_of_the_project(tmp_path: Path) -> None:
     project = project_in(tmp_path)
     theirs = project / "notebook.ipynb"
@@ -98,7 +98,7 @@ async def test_an_export_replaces_no_notebook_of_the_project(tmp_path: Path) -> 
             assert code in (project / "mine.ipynb").read_text()
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_it_stays_so_after_undo_reset_and_a_move(tmp_path: Path) -> None:
     project = project_in(tmp_path)
     async with agent("--mount", f"{project}:rw", "--warm", "0") as notebook:
@@ -116,7 +116,7 @@ async def test_it_stays_so_after_undo_reset_and_a_move(tmp_path: Path) -> None:
         assert (project / "a.txt").exists()
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_it_stays_so_for_the_next_server(tmp_path: Path) -> None:
     project = project_in(tmp_path)
     place, mounted = Place(tmp_path), ("--mount", f"{project}:rw")
@@ -128,7 +128,7 @@ async def test_it_stays_so_for_the_next_server(tmp_path: Path) -> None:
             assert (await notebook.run("x")).text == "1"
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_a_notebook_of_it_is_none_of_a_workspace_for_the_next_server(tmp_path: Path) -> None:
     project = project_in(tmp_path)
     place, mounted = Place(tmp_path), ("--mount", f"{project}:rw")
@@ -177,7 +177,7 @@ async def test_modules_of_it_are_the_session_s_own_in_every_profile(tmp_path: Pa
         assert checked["valid"]
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_sessions_begin_in_their_workspace_elsewhere(tmp_path: Path) -> None:
     project = project_in(tmp_path)
     file, out = f"{project}/sales.csv", f"{tmp_path}/out"

@@ -110,7 +110,7 @@ async def test_skills_say_what_is_open_and_name_no_tool_that_is_not_there(
     "flags",
     [
         ("--checkpoints", "off"),
-        pytest.param(("--no-template", "--warm", "0"), marks=pytest.mark.full),
+        pytest.param(("--no-template", "--warm", "0"), marks=pytest.mark.ways),
     ],
 )
 async def test_where_nothing_can_be_undone_no_skill_says_so(

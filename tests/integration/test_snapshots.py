@@ -233,7 +233,7 @@ class Thing: pass
 """
 
 
-@pytest.mark.full
+@pytest.mark.ways
 def test_imports_take_nothing_of_the_time_of_a_variable(
     kernels: tuple[GuestKernel, GuestKernel],
 ) -> None:

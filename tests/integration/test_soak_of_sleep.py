@@ -170,7 +170,7 @@ async def sleep(notebook: Agent) -> None:
     await notebook.call("close_session", session=answer.data["session"])
 
 
-@pytest.mark.full
+@pytest.mark.ways
 @pytest.mark.parametrize("seed", [1, 2])
 async def test_objects_of_all_kinds_come_back_or_are_named(seed: int) -> None:
     rolls = random.Random(seed)

@@ -132,9 +132,9 @@ def test_a_closed_session_is_told_to_be_gone(rows: Table) -> None:
 @pytest.mark.parametrize(
     "number",
     [
-        pytest.param(0, id="EOF", marks=pytest.mark.full),
+        pytest.param(0, id="EOF", marks=pytest.mark.ways),
         pytest.param(signal.SIGTERM, id="TERM"),
-        pytest.param(signal.SIGKILL, id="KILL", marks=pytest.mark.full),
+        pytest.param(signal.SIGKILL, id="KILL", marks=pytest.mark.ways),
     ],
 )
 def test_the_server_ends(rows: Table, number: int) -> None:
@@ -143,7 +143,7 @@ def test_the_server_ends(rows: Table, number: int) -> None:
     whole(rows.judge(held), held, but=NOT_SAVABLE | LAST)
 
 
-@pytest.mark.full
+@pytest.mark.ways
 def test_the_server_is_killed_while_cells_follow_each_other_without_a_rest(rows: Table) -> None:
     held = rows.session("fast")
     code = f"import time; time.sleep({CELL_S}); {FAST}"
@@ -154,7 +154,7 @@ def test_the_server_is_killed_while_cells_follow_each_other_without_a_rest(rows:
     whole(rows.judge(held), held, but=NOT_SAVABLE | LAST)
 
 
-@pytest.mark.full
+@pytest.mark.ways
 def test_the_idle_timer_puts_to_sleep_what_loses_nothing(rows: Table) -> None:
     flags = ("--idle-timeout", "2s")
     held = rows.session("idle", *flags, contents=SAVABLE)
@@ -163,7 +163,7 @@ def test_the_idle_timer_puts_to_sleep_what_loses_nothing(rows: Table) -> None:
     whole(rows.judge(held, flags=flags), held)
 
 
-@pytest.mark.full
+@pytest.mark.ways
 def test_another_session_needs_room(rows: Table) -> None:
     flags = ("--max-sessions", "2")
     held = rows.session("room", *flags)
@@ -175,7 +175,7 @@ def test_another_session_needs_room(rows: Table) -> None:
     whole(rows.judge(held, flags=flags), held, but=NOT_SAVABLE)
 
 
-@pytest.mark.full
+@pytest.mark.ways
 def test_wider_doors_hold_back_and_lose_nothing(rows: Table) -> None:
     held = rows.saved_session("doors")
     rows.end(signal.SIGTERM)
@@ -184,7 +184,7 @@ def test_wider_doors_hold_back_and_lose_nothing(rows: Table) -> None:
     whole(rows.judge(held), held, but=NOT_SAVABLE | LAST)
 
 
-@pytest.mark.full
+@pytest.mark.ways
 def test_other_python_holds_back_or_brings_back(rows: Table) -> None:
     another = next(interpreters(), None)
     if another is None:
@@ -198,7 +198,7 @@ def test_other_python_holds_back_or_brings_back(rows: Table) -> None:
     whole(rows.judge(held), held, but=NOT_SAVABLE | LAST)
 
 
-@pytest.mark.full
+@pytest.mark.ways
 def test_saves_of_other_formats_are_told_and_left_alone(rows: Table) -> None:
     saved = {version: rows.saved_session(f"format-{version}") for version in (0, 99)}
     rows.end(signal.SIGTERM)
@@ -250,7 +250,7 @@ def _forget(folder: Path) -> None:
 DAMAGES: dict[str, Callable[[Path], None]] = {"flip": _flip, "cut": _cut, "remove": _remove}
 
 
-@pytest.mark.full
+@pytest.mark.ways
 def test_damage_on_the_disk_is_told_by_name(rows: Table) -> None:
     damaged = {name: rows.session(f"damage-{name}") for name in DAMAGES}
     for held in damaged.values():
@@ -265,7 +265,7 @@ def test_damage_on_the_disk_is_told_by_name(rows: Table) -> None:
         assert verdict.gone.keys() >= {"large"}
 
 
-@pytest.mark.full
+@pytest.mark.ways
 def test_a_manifest_that_is_gone_is_told_unless_its_copy_is_there(rows: Table) -> None:
     copied, lost = rows.session("copied"), rows.session("forgotten")
     folders = []
@@ -280,7 +280,7 @@ def test_a_manifest_that_is_gone_is_told_unless_its_copy_is_there(rows: Table) -
     assert "cannot be read" in rows.judge(lost, anew).told
 
 
-@pytest.mark.full
+@pytest.mark.ways
 def test_the_environment_is_made_anew(rows: Table) -> None:
     held = rows.saved_session("anew")
     rows.end(signal.SIGTERM)
@@ -290,7 +290,7 @@ def test_the_environment_is_made_anew(rows: Table) -> None:
     assert "greeting 1.0 is 2.0 now" in verdict.told
 
 
-@pytest.mark.full
+@pytest.mark.ways
 def test_the_environment_lacks_a_package_now(rows: Table) -> None:
     held = rows.saved_session("lacks")
     rows.end(signal.SIGTERM)
@@ -302,7 +302,7 @@ def test_the_environment_lacks_a_package_now(rows: Table) -> None:
 
 if os.geteuid() == 0:  # who may mount
 
-    @pytest.mark.full
+    @pytest.mark.ways
     def test_a_disk_that_is_full_keeps_the_last_save(rows: Table) -> None:
         rows.end()
         state = rows.place.root / "s"

@@ -23,7 +23,7 @@ from tests.integration.unprivileged import as_lone_user
 pytestmark = [pytest.mark.anyio]
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_folders_removed_under_a_server_cost_files_and_are_told(tmp_path: Path) -> None:
     shared, state = tmp_path / "w", tmp_path / "s"
     flags = ("--warm", "1", "--workspace", str(shared), "--state-dir", str(state))
@@ -59,8 +59,8 @@ async def test_folders_removed_under_a_server_cost_files_and_are_told(tmp_path: 
     ("limits", "ordinary"),
     [
         ("ulimit -n 64", False),
-        pytest.param("ulimit -n 96", False, marks=pytest.mark.full),
-        pytest.param("ulimit -u 40", True, marks=pytest.mark.full),
+        pytest.param("ulimit -n 96", False, marks=pytest.mark.ways),
+        pytest.param("ulimit -u 40", True, marks=pytest.mark.ways),
     ],
 )
 async def test_sessions_are_refused_before_the_server_runs_out(
@@ -95,7 +95,7 @@ async def test_sessions_are_refused_before_the_server_runs_out(
     assert "Traceback" not in log.read_text()
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_what_sleeps_where_descriptors_are_few_wakes_with_its_variables(
     tmp_path: Path,
 ) -> None:
@@ -127,7 +127,7 @@ async def test_what_sleeps_where_descriptors_are_few_wakes_with_its_variables(
     assert "Traceback" not in log.read_text()
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_after_a_recursive_fork_bomb_the_next_call_costs_the_server_little() -> None:
     async with raw_client("--pids", "100") as client:
         await client.call("execute", code="1", wait=100)
@@ -140,7 +140,7 @@ async def test_after_a_recursive_fork_bomb_the_next_call_costs_the_server_little
 
 
 @pytest.mark.parametrize(
-    "number", [pytest.param(signal.SIGSTOP, marks=pytest.mark.full), signal.SIGKILL]
+    "number", [pytest.param(signal.SIGSTOP, marks=pytest.mark.ways), signal.SIGKILL]
 )
 async def test_a_silent_or_dead_template_costs_no_session_and_is_told_and_replaced(
     number: signal.Signals, tmp_path: Path
@@ -165,7 +165,7 @@ async def test_a_silent_or_dead_template_costs_no_session_and_is_told_and_replac
     assert all(not Path(f"/proc/{pid}").exists() for pid in before)
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_a_kernel_takes_no_more_than_is_reckoned_with() -> None:
     async with raw_client("--no-template") as client:
         await client.call("execute", code="1", wait=100)

@@ -167,7 +167,7 @@ async def test_a_result_outlives_a_killed_server(tmp_path: Path) -> None:
         assert "the server ended" in text_of(state["result"])
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_a_task_of_a_session_that_was_replaced_says_so(tmp_path: Path) -> None:
     async with life(tmp_path) as one:
         await one.call("create_session", name="work")
@@ -184,7 +184,7 @@ async def test_a_task_of_a_session_that_was_replaced_says_so(tmp_path: Path) -> 
         assert "closed" in text_of(state["result"])
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_handles_stay_those_of_sessions_that_are_kept(tmp_path: Path) -> None:
     async with life(tmp_path) as first:
         await first.run("execute", code="x = 5")
@@ -195,7 +195,7 @@ async def test_handles_stay_those_of_sessions_that_are_kept(tmp_path: Path) -> N
         assert await second.run("execute", code="x + 1", session=handle) == "6"
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_scripts_and_notebooks_are_tasks_in_memory(tmp_path: Path) -> None:
     async with life(tmp_path) as one:
         script = await one.call(
@@ -251,7 +251,7 @@ async def test_a_cancelled_notebook_stops_and_no_other_cell_does(tmp_path: Path)
         assert (await one.ended(other))["status"] == "completed"
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_a_session_can_be_reset_while_a_task_runs(tmp_path: Path) -> None:
     async with life(tmp_path) as one:
         await one.run("execute", code="import time")
@@ -264,7 +264,7 @@ async def test_a_session_can_be_reset_while_a_task_runs(tmp_path: Path) -> None:
         assert await one.run("execute", code="1") == "1"
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_numbers_of_queued_tasks_are_not_given_away(tmp_path: Path) -> None:
     async with life(tmp_path) as first:
         task = await first.call("execute", code="print('on', flush=True)\n" + UNTIL, wait=0)
@@ -288,7 +288,7 @@ async def test_numbers_of_queued_tasks_are_not_given_away(tmp_path: Path) -> Non
         assert "never begun" not in book["contents"][0]["text"]
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_polls_of_an_old_task_tell_nothing_of_a_new_session_of_its_name(
     tmp_path: Path,
 ) -> None:
@@ -303,8 +303,8 @@ async def test_polls_of_an_old_task_tell_nothing_of_a_new_session_of_its_name(
         assert "has ended" not in await one.run("execute", session="z", code="'later'")
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("wait", [None, pytest.param("30s", marks=pytest.mark.full)])
+@pytest.mark.ways
+@pytest.mark.parametrize("wait", [None, pytest.param("30s", marks=pytest.mark.ways)])
 async def test_a_longer_wait_is_no_longer_call(wait: object) -> None:
     async with task_client() as one:
         task = await one.call("execute", code=UNTIL, wait=wait)
@@ -313,7 +313,7 @@ async def test_a_longer_wait_is_no_longer_call(wait: object) -> None:
         await one.ended(task)
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_a_server_that_ends_ends_the_scripts_of_its_tasks(tmp_path: Path) -> None:
     async with life(tmp_path) as one:
         task = await one.call("run_script", script="while True: pass", timeout="1h")
@@ -327,7 +327,7 @@ async def test_a_server_that_ends_ends_the_scripts_of_its_tasks(tmp_path: Path) 
         assert refused.value.code == UNKNOWN
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_wait_is_no_second_task_of_a_cell_that_is_followed() -> None:
     async with task_client() as one:
         task = await one.call("execute", code=UNTIL, wait=0)
@@ -388,7 +388,7 @@ async def test_the_operator_sees_which_cells_are_followed(tmp_path: Path) -> Non
         await go(one)
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_fifty_tasks_at_once() -> None:
     async with task_client("--max-sessions", "4") as one:
         tasks = [
@@ -406,7 +406,7 @@ async def test_fifty_tasks_at_once() -> None:
         assert [found[each["taskId"]] for each in tasks] == [str(number) for number in range(50)]
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_a_key_that_cannot_be_kept_costs_no_task(tmp_path: Path) -> None:
     (tmp_path / "kept").mkdir(mode=0o700)
     (tmp_path / "kept" / "secret").mkdir()

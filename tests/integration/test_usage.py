@@ -72,7 +72,7 @@ async def test_near_the_limit_the_answer_says_what_holds_how_much(servers: Serve
         assert not notices(await agent.run("%reset -f out\ndel last"))
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_near_the_processor_limit_the_answer_says_so(servers: Servers) -> None:
     async with servers.agent("--allow", "*", "--warm", "0", "--cpu", "2s") as agent:
         burn = "import time\nend = time.process_time() + {}\nwhile time.process_time() < end: pass"

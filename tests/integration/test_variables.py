@@ -194,7 +194,7 @@ COMMON = {
 }
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_values_that_are_common_words_leave_answers_whole() -> None:
     flags = [word for name in COMMON for word in ("--env", name)]
     async with Client(command(*flags, "--warm", "0", env=COMMON)) as client:
@@ -215,7 +215,7 @@ async def test_values_that_are_common_words_leave_answers_whole() -> None:
         assert written.text.startswith("[kernel-mcp] ")
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_code_that_knows_a_value_keeps_the_server_no_busier_than_others() -> None:
     value = "-----BEGIN " + "q8a7" * 300 + "-----"
     chain = "import os, sys\nfor _ in range(300): sys.stdout.write(os.environ['KEY'][:-5] * 50)"

@@ -160,7 +160,7 @@ def without_filter(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.full
+@pytest.mark.ways
 def test_the_doctor_fails_when_the_template_lacks_its_filter(without_filter: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "kernel_mcp", "doctor", "--json", "--sandbox", "bwrap"],
@@ -178,7 +178,7 @@ def test_the_doctor_fails_when_the_template_lacks_its_filter(without_filter: Pat
     assert "system call filters" in failed[0]["found"]
 
 
-@pytest.mark.full
+@pytest.mark.ways
 def test_the_doctor_fails_when_kernels_of_an_ordinary_user_see_all_sessions() -> None:
     with tempfile.TemporaryDirectory(dir=own_folder()) as name:  # pytest's folders are closed
         folder = Path(name)
@@ -209,7 +209,7 @@ async def found_in(notebook: Agent, words: str) -> list[str]:
     return found
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_info_tells_of_a_template_that_is_refused(without_filter: Path) -> None:
     start = command("--sandbox", "bwrap", "--warm", "0", env={"PYTHONPATH": str(without_filter)})
     async with Client(start.model_copy(update={"cwd": without_filter / "elsewhere"})) as client:

@@ -45,7 +45,7 @@ for number in ("NaN", "Infinity", "1e999"):
 """
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_json_that_a_reader_refuses_is_shown_as_its_words(servers: Servers) -> None:
     async with servers.agent("--allow", "*") as notebook:
         assert await kinds(notebook, NESTED) == ["text"] * 9
@@ -61,7 +61,7 @@ Image.frombytes("RGB", (600, 600), os.urandom(600 * 600 * 3))
 """
 
 
-@pytest.mark.full
+@pytest.mark.ways
 async def test_a_picture_that_is_too_large_for_a_view_is_shown_smaller(servers: Servers) -> None:
     async with servers.agent(*DATA) as notebook:
         assert await kinds(notebook, LARGE) == ["image"]

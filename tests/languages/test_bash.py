@@ -7,7 +7,7 @@ import pytest
 from tests.integration.agent import agent
 from tests.languages.kernels import kernel_flag
 
-pytestmark = [pytest.mark.anyio, pytest.mark.full]
+pytestmark = [pytest.mark.anyio, pytest.mark.ways]
 
 
 async def test_a_cell_that_ends_its_shell_is_an_error_that_loses_variables() -> None:

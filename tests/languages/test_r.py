@@ -19,7 +19,7 @@ from tests.integration.agent import Agent, notices
 from tests.integration.servers import Servers
 from tests.languages.kernels import kernel_flag
 
-pytestmark = [pytest.mark.anyio, pytest.mark.full]
+pytestmark = [pytest.mark.anyio, pytest.mark.ways]
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from tests.integration.agent import Agent, command, lost
 from tests.integration.lives import Place
 from tests.languages.kernels import kernel_flag
 
-pytestmark = [pytest.mark.anyio, pytest.mark.full]
+pytestmark = [pytest.mark.anyio, pytest.mark.ways]
 
 DEFINED = """
 x <- 1:5; df <- data.frame(a = 1:3); f <- function(n) n + x[1]

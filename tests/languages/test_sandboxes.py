@@ -15,7 +15,7 @@ from tests.contracts.interpreter import KINDS, opened, words
 from tests.integration import containers
 from tests.integration.agent import command
 
-pytestmark = [pytest.mark.anyio, pytest.mark.full]
+pytestmark = [pytest.mark.anyio, pytest.mark.ways]
 
 FOREIGN = {kind.name: kind for kind in KINDS}
 

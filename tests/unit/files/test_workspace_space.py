@@ -29,7 +29,7 @@ def test_disk_space_counts_blocks_and_links_once(workspace: Workspace, root: Pat
     assert (used.entries, used.complete) == (3, True)
 
 
-@pytest.mark.full
+@pytest.mark.ways
 def test_a_count_goes_no_further_than_what_a_workspace_may_hold(root: Path) -> None:
     for number in range(10_050):
         (root / str(number)).touch()
@@ -37,7 +37,7 @@ def test_a_count_goes_no_further_than_what_a_workspace_may_hold(root: Path) -> N
     assert (used.entries, used.complete) == (10_001, False)
 
 
-@pytest.mark.full
+@pytest.mark.ways
 def test_a_workspace_with_too_many_open_files_takes_no_file(root: Path) -> None:
     for number in range(9_998):
         (root / str(number)).touch()
