@@ -11,6 +11,7 @@ import base64
 import binascii
 import hmac
 import json
+import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -21,12 +22,13 @@ from mcp.server.mcpserver import Context
 from mcp.server.request_state import InvalidRequestState, RequestStateSecurity
 from mcp_types import CallToolResult, InputRequiredResult
 
+from kernel_mcp.barriers import Barrier
 from kernel_mcp.errors import InputError
 from kernel_mcp.sessions.notifications import PendingReceipt, ResponseContext
 from kernel_mcp.sessions.questions import Answer, Question
 from kernel_mcp.tools.asking import Putter, answer_of, question_in
 from kernel_mcp.tools.calls import Call
-from kernel_mcp.tools.jobs import VERSIONS, Job, Jobs, declared, deliver
+from kernel_mcp.tools.jobs import KEY_BYTES, VERSIONS, Job, Jobs, declared, deliver
 from kernel_mcp.tools.results import CELL_KEY, refusal
 
 CELLS = frozenset({"execute", "wait"})
@@ -44,7 +46,7 @@ class SealedState:
     """A codec for states that clients carry. The SDK's own, which encrypts, takes 1 MB."""
 
     def __init__(self, key: Callable[[], bytes]) -> None:
-        """`key` is called once, at the first use."""
+        """`key` is called once, at the first use; if it fails, states end with the server."""
         self._read_key = key
         self._key = b""
 
@@ -64,7 +66,10 @@ class SealedState:
         return payload
 
     def _mac(self, payload: bytes) -> str:
-        self._key = self._key or self._read_key()
+        if not self._key:
+            with Barrier("reading the key of states"):
+                self._key = self._read_key()
+            self._key = self._key or secrets.token_bytes(KEY_BYTES)
         return hmac.new(self._key, b"state:" + payload, "sha256").hexdigest()
 
 
@@ -143,7 +148,7 @@ class Elicitation:
                 result = await session.elicit_form(message, schema, context.request_id)
                 return answer_of(question.key, result)
             result = await session.elicit_url(
-                message, params["url"], params["url"].rpartition("/")[2], context.request_id
+                message, params["url"], f"{owner}, {question.key}", context.request_id
             )
             answer = answer_of(question.key, result)
             if answer.settles(question):
