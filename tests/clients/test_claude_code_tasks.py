@@ -265,3 +265,9 @@ def test_a_person_types_a_secret_on_a_page(cli: Cli) -> None:
         note = noted(typed, model)
         assert "length 7" in note
         assert "hunter2" not in note
+
+
+def test_without_a_person_code_that_asks_gets_its_hint(cli: Cli) -> None:
+    seen = cli.run(("execute", {"code": "input('Name? ')"}), ("execute", {"code": "'goes on'"}))
+    assert "nobody to ask" in seen[0].text
+    assert "goes on" in seen[1].text
