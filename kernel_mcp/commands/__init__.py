@@ -291,6 +291,8 @@ def _list_running(state: Path) -> int:
             facts = [each["state"], size, _cells(each["cells"]), f"{age} old"]
             if tasks := each.get("tasks"):  # a server of an earlier version has none
                 facts.append(f"followed by tasks: {', '.join(map(str, tasks))}")
+            if asks := each.get("asks"):
+                facts.append(f"cell {asks} waits for a person's answer")
             print(f"{called}  {', '.join(facts)}")
         where = f"on {server['http']}" if server["http"] else "on stdin and stdout"
         count = "1 session" if len(sessions) == 1 else f"{len(sessions)} sessions"

@@ -48,11 +48,14 @@ async def summary_of(session: Session, now: float) -> dict[str, Any]:
 
     Its field `persisted_id` is that of the persisted entry, the same on later servers; empty for
     none. `tasks` are the numbers of cells that have not ended and that MCP tasks follow.
+    `asks` is the number of the cell with an open question to a person, None for none.
     """
     kernel, used = session.kernel, 0
     if kernel is not None and kernel.exit is None:
         with Barrier("measuring a kernel", session.handle):
             used = (await kernel.handle.limits.used()).memory_bytes
+    running = session.queue.current
+    asks = running.questions if running is not None else None
     return {
         "session": session.handle,
         "name": session.name,
@@ -67,6 +70,7 @@ async def summary_of(session: Session, now: float) -> dict[str, Any]:
             for cell in session.cells.unreported
             if cell.outcome is None and session.queue.news.is_followed(cell)
         ],
+        "asks": None if asks is None or asks.open is None else asks.open.cell,
     }
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import sys
 import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -407,3 +409,26 @@ async def test_a_page_that_nobody_may_open_is_no_answer() -> None:
         assert "declined to answer" in text_of(state["result"])
         with pytest.raises(urllib.error.URLError):  # the page is gone
             await anyio.to_thread.run_sync(types_on, request["params"]["url"], "late")
+
+
+async def test_the_operator_sees_an_open_question_and_the_audit_trail_no_text(
+    tmp_path: Path,
+) -> None:
+    audit, state = tmp_path / "audit", tmp_path / "state"
+    flags = ("--audit-log", str(audit), "--state-dir", str(state))
+    async with task_client(*flags, capabilities=BOTH) as one:
+        task = await one.call("execute", code="len(input('Favourite colour?'))")
+        key, _ = await asked(one, task)
+        words = ("-m", "kernel_mcp", "sessions", "list", "--state-dir", str(state))
+        listed = await anyio.run_process([sys.executable, *words])
+        assert "cell 1 waits for a person's answer" in listed.stdout.decode()
+        await give(one, task, key, "ultramarine")
+        await one.ended(task)
+        listed = await anyio.run_process([sys.executable, *words])
+        assert "waits for" not in listed.stdout.decode()
+    rows = [json.loads(line) for line in audit.read_text().splitlines()]
+    [noted] = [row for row in rows if row["event"] == "question"]
+    assert noted["cell"] == 1
+    assert (noted["answer"], noted["prompt_chars"], noted["answer_chars"]) == ("accept", 17, 11)
+    assert "ultramarine" not in audit.read_text()
+    assert "Favourite" not in audit.read_text()
