@@ -142,6 +142,7 @@ async def test_a_session_is_told_by_handle_owner_state_cells_and_age(tmp_path: P
         "age_s": 12.0,
         "cells": 1,
         "tasks": [],
+        "asks": None,
     }
     assert found["state"] in ("idle", "busy")
     json.dumps(found)
