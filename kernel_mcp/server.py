@@ -174,7 +174,9 @@ async def with_sessions(
         endpoints = KernelEndpoints(run.path / "f", lambda: manager.sessions)
         await stack.enter_async_context(endpoints.running())
         await stack.enter_async_context(
-            serving_admin(run.path, partial(_answer_operator, settings, manager, endpoints))
+            serving_admin(
+                run.path, partial(_answer_operator, run.path.name, settings, manager, endpoints)
+            )
         )
         yield AppContext(
             settings=settings,
@@ -201,12 +203,16 @@ def _task_key(persistence: Persistence | None) -> Callable[[], bytes]:
 
 
 async def _answer_operator(
+    server: str,
     settings: Settings,
     manager: SessionManager,
     endpoints: KernelEndpoints,
     question: Mapping[str, Any],
 ) -> Mapping[str, Any]:
-    """Return the answer to a question of `kernel-mcp sessions` or `lab`; errors are part of it."""
+    """Return the answer to a question of `kernel-mcp sessions` or `lab`; errors are part of it.
+
+    `server` identifies this one.
+    """
     with Barrier("answering the operator") as barrier:
         if (found := await endpoints.answer(question)) is not None:
             return found
@@ -214,6 +220,7 @@ async def _answer_operator(
         return {"error": reason_of(barrier.failure)}
     now = time.monotonic()
     return {
+        "server": server,
         "pid": os.getpid(),
         "http": "{}:{}".format(*settings.http) if settings.http is not None else "",
         "folder": str(Path.cwd()),

@@ -21,21 +21,25 @@ SUFFIX = ".ipynb"
 LISTED_S = 1.0
 """Seconds for which the list is cached: JupyterLab reads it several times in each request."""
 _IDS = uuid.UUID("6f2b1f0e-7f1c-4f0b-9a52-5d5a2f6b7c11")
-"""UUID namespace of kernel ids in JupyterLab, which derive from session handles."""
+"""UUID namespace of kernel ids in JupyterLab, which derive from a session's handle and server."""
 
 
 @dataclass(frozen=True, slots=True)
 class LabSession:
-    """A session: its handle, its notebook's name, and True if it outlives its server."""
+    """A session: its handle, its notebook's name, and True if it outlives its server.
+
+    `server` identifies the server that runs it now: a restored session keeps its handle.
+    """
 
     handle: str
     path: str
     persisted: bool = False
+    server: str = ""
 
     @property
     def kernel_id(self) -> str:
-        """Id of its kernel in JupyterLab."""
-        return str(uuid.uuid5(_IDS, self.handle))
+        """Id of its kernel in JupyterLab, another one on each server."""
+        return str(uuid.uuid5(_IDS, f"{self.handle} {self.server}"))
 
 
 class Sessions:
@@ -54,11 +58,12 @@ class Sessions:
             return found
         found = {}
         for server in await self._ask({}):
+            place = str(server.get("server", ""))
             for each in server.get("sessions", ()):
                 handle, name = str(each["session"]), str(each["name"])
                 kept = str(each["persisted_id"])
                 path = self._path(kept or handle, handle, name)
-                found[path] = LabSession(handle, path, bool(kept))
+                found[path] = LabSession(handle, path, bool(kept), place)
         self._listed = time.monotonic(), found
         return found
 

@@ -18,12 +18,13 @@ class Servers:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now: list[list[dict[str, Any]]] = []
+        self.name = "first"
         monkeypatch.setattr(sessions, "LISTED_S", 0.0)
         monkeypatch.setattr(sessions, "ask_all", self._ask_all)
         self.sessions = Sessions(Path("/nowhere"))
 
     def _ask_all(self, _state: Path, _question: object) -> list[dict[str, Any]]:
-        return [{"sessions": sessions} for sessions in self.now]
+        return [{"sessions": sessions, "server": self.name} for sessions in self.now]
 
     async def listed(self) -> dict[str, str]:
         """Handles of sessions by the names of their notebooks."""
@@ -62,3 +63,17 @@ async def test_a_session_that_comes_back_with_the_next_server_has_its_notebook(
     assert await servers.listed() == {}
     servers.now = [[session("s-d", "work", kept="2"), session("s-c", kept="1")]]
     assert await servers.listed() == {"s-a.ipynb": "s-c", "work.ipynb": "s-d"}
+
+
+async def test_a_session_that_keeps_its_handle_is_another_kernel_on_the_next_server(
+    servers: Servers,
+) -> None:
+    servers.now = [[session("s-a", kept="1")]]
+    [before] = (await servers.sessions.listed()).values()
+    [same] = (await servers.sessions.listed()).values()
+    servers.name = "next"
+    [after] = (await servers.sessions.listed()).values()
+    assert before == same
+    assert before != after
+    assert (before.handle, before.path) == (after.handle, after.path)
+    assert before.kernel_id == same.kernel_id != after.kernel_id
