@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from starlette.types import Message, Scope, Send
 
-from kernel_mcp.http.bodies import ANSWER
+from kernel_mcp.http.bodies import NUMBERED
 from kernel_mcp.http.refusals import respond
 
 _JSON, _EVENTS = b"application/json", b"text/event-stream"
@@ -64,7 +64,7 @@ class _Converted:
         if message.get("more_body", False):
             return
         if not (body := self._converted()):
-            await respond(self._send, 503, _UNANSWERED, {})
+            await respond(self._send, 503, _UNNUMBEREDED, {})
             return
         length = str(len(body)).encode()
         kept = [
@@ -79,8 +79,8 @@ class _Converted:
     def _converted(self) -> bytes:
         if self._kind == _EVENTS:
             return b"event: message\r\ndata: " + bytes(self._body) + b"\r\n\r\n"
-        _, _, found = bytes(self._body).rpartition(ANSWER)
-        return (ANSWER + found.partition(b"\n")[0].rstrip())[len(b"data: ") :] if found else b""
+        _, _, found = bytes(self._body).rpartition(NUMBERED)
+        return (NUMBERED + found.partition(b"\n")[0].rstrip())[len(b"data: ") :] if found else b""
 
 
-_UNANSWERED = "This call was not answered before its MCP session ended."
+_UNNUMBEREDED = "This call was not answered before its MCP session ended."

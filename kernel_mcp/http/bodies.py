@@ -69,10 +69,10 @@ class BufferedBytes:
         self._bytes = 0
 
 
-ANSWER = b'data: {"jsonrpc":"2.0","id":'
-"""Beginning of an event that is a JSON-RPC response: only the end of the stream follows it."""
+NUMBERED = b'data: {"jsonrpc":"2.0","id":'
+"""Beginning of an event that is a JSON-RPC response, or a request to the client."""
 MOST_FIELDS = 200
-"""Bytes searched for `ANSWER` at the start of an event: other SSE fields may precede the data."""
+"""Bytes searched for it at the start of an event: other SSE fields may precede the data."""
 
 
 class TrafficMeter:
@@ -107,7 +107,7 @@ class TrafficMeter:
                 return
             body = message.get("body", b"")
             self.sent += len(body)
-            if self.at_end is not None and ANSWER in body[:MOST_FIELDS]:
+            if self.at_end is not None and _is_answer(body):
                 # send the end of the body with it: a client that closes with unread data resets
                 message = {**message, "more_body": False}
             self._ended = not message.get("more_body", False)
@@ -121,6 +121,15 @@ class TrafficMeter:
             return
         self.begun = True
         await self._send(message)
+
+
+def _is_answer(event: bytes) -> bool:
+    """Return True for a JSON-RPC response: only the end of the stream follows it.
+
+    A request, such as a question to a person, is numbered too, and its number is whole.
+    """
+    _, begins, rest = event[:MOST_FIELDS].partition(NUMBERED)
+    return bool(begins) and not rest.lstrip(b"0123456789").startswith(b',"method"')
 
 
 async def read_body(receive: Receive, declared: str, most: int, buffered: BufferedBytes) -> bytes:
