@@ -58,6 +58,7 @@ def call_row(call: Call) -> dict[str, Any]:
         "task": call.task,
         "asks": sorted(call.asks) if call.ask is None else [],
         "answer": None if call.answer is None else dataclasses.asdict(call.answer),
+        "repeats": call.repeats,
     }
 
 
@@ -72,6 +73,7 @@ def call_of(row: Mapping[str, Any], caller: Caller, progress: ProgressCallback |
         task=bool(row.get("task")),
         asks=frozenset(row.get("asks", ())),
         answer=None if answer is None else Answer(**answer),
+        repeats=bool(row.get("repeats")),
     )
 
 

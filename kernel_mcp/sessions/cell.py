@@ -20,7 +20,7 @@ from kernel_mcp.output.text import one_line
 from kernel_mcp.policy.missing import missing, missing_magic
 from kernel_mcp.records import dataclass
 from kernel_mcp.sessions.notifications import Loss, Notice, NotificationQueue
-from kernel_mcp.sessions.questions import Questions
+from kernel_mcp.sessions.questions import Clock, Questions
 from kernel_mcp.telemetry.origin import NOWHERE
 
 
@@ -193,8 +193,8 @@ class Cell:
         self.who = Principal()
         self.questions: Questions | None = None
         self._asked = Position()
-        self._left_s: float | None = None
         self._scope: anyio.CancelScope | None = None
+        self._clock: Clock | None = None
         self._changes = 0
         self._changed: anyio.Event | None = None
 
@@ -259,19 +259,14 @@ class Cell:
 
         The scope is cancelled at once if the cell already has a stop reason other than `known`.
         """
-        self._scope, self._left_s = scope, None
+        self._scope, self._clock = scope, None if scope is None else Clock(scope)
         if scope is not None and self.stop_reason is not known:
             scope.cancel()
 
     def rest(self, *, resting: bool) -> None:
         """Stop the clock of the time limit, or start it again; see `AskingCell`."""
-        scope, now = self._scope, anyio.current_time()
-        if scope is None or resting is (self._left_s is not None):
-            return
-        if resting:
-            self._left_s, scope.deadline = scope.deadline - now, math.inf
-        elif self._left_s is not None:
-            scope.deadline, self._left_s = now + self._left_s, None
+        if self._clock is not None:
+            self._clock.rest(resting=resting)
 
     def printed(self) -> list[Item]:
         """Return the output since the last call; see `AskingCell`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -72,6 +73,22 @@ class Question:
         return f"Code in notebook cell {self.cell} asks: {self.prompt or '(no prompt)'}{before}"
 
 
+class Clock:
+    """The time of a scope, which rests while a question is open."""
+
+    def __init__(self, scope: anyio.CancelScope) -> None:
+        self._scope = scope
+        self._left_s: float | None = None
+
+    def rest(self, *, resting: bool) -> None:
+        """Stop the time, or start it again."""
+        now = anyio.current_time()
+        if resting and self._left_s is None:
+            self._left_s, self._scope.deadline = self._scope.deadline - now, math.inf
+        elif not resting and self._left_s is not None:
+            self._scope.deadline, self._left_s = now + self._left_s, None
+
+
 class AskingCell(Protocol):
     """The part of a cell that its questions use."""
 
@@ -113,6 +130,7 @@ class Questions:
         self._ends: Counter[str] = Counter()
         self._opening: set[anyio.CancelScope] = set()
         self._closing: set[anyio.CancelScope] = set()
+        self._clocks: set[Clock] = set()
 
     def take(self, request: InputRequest) -> None:
         """Open the question of a kernel, or withdraw that which its code no longer asks."""
@@ -134,7 +152,7 @@ class Questions:
             _excerpt(self._cell.printed()),
             request.secret,
         )
-        self._cell.rest(resting=True)
+        self._rest(resting=True)
         self._timer = asyncio.get_running_loop().call_later(self._seconds, self._give_up)
         for scope in self._opening:
             scope.cancel()
@@ -174,6 +192,17 @@ class Questions:
             self._opening.discard(scope)
 
     @contextmanager
+    def resting(self, scope: anyio.CancelScope) -> Iterator[None]:
+        """Let the time of `scope` rest inside the block while a question is open."""
+        clock = Clock(scope)
+        clock.rest(resting=self.open is not None)
+        self._clocks.add(clock)
+        try:
+            yield
+        finally:
+            self._clocks.discard(clock)
+
+    @contextmanager
     def while_open(self, scope: anyio.CancelScope) -> Iterator[None]:
         """Cancel `scope` inside the block once the open question is closed."""
         self._closing.add(scope)
@@ -189,6 +218,11 @@ class Questions:
         most = self._ends.total() >= MOST_QUESTIONS
         bound = f". One cell may ask {MOST_QUESTIONS} times" if most else ""
         return [f"The code asked the person: {', '.join(ends)}{bound}"] if ends else []
+
+    def _rest(self, *, resting: bool) -> None:
+        self._cell.rest(resting=resting)
+        for clock in self._clocks:
+            clock.rest(resting=resting)
 
     def _give_up(self) -> None:
         self.reply(self._kernel_key, "late", f"{self._seconds:g} s")
@@ -210,7 +244,7 @@ class Questions:
             answer=end,
             answer_chars=length,
         )
-        self._cell.rest(resting=False)
+        self._rest(resting=False)
         self._cell.note_change()
 
 

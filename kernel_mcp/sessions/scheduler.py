@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Awaitable, Callable
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
@@ -114,21 +114,22 @@ class CellScheduler(Generic[S]):
         cell: Cell,
         wait_s: float,
         report: ProgressCallback | None,
-        *,
-        until_asked: bool = False,
-    ) -> None:
+        within: Callable[[anyio.CancelScope], AbstractContextManager[None]] | None = None,
+    ) -> float:
         """Wait until `cell` has ended, at most `wait_s` seconds, reporting new output meanwhile.
 
-        With `until_asked` also return when the cell asks the person something.
+        `within` is entered with the scope of that, whose time it may change. Returns the seconds
+        that are left.
         """
         try:
             with anyio.move_on_after(wait_s) as scope, ExitStack() as stack:
-                if until_asked and cell.questions is not None:
-                    stack.enter_context(cell.questions.ending(scope))
+                if within is not None:
+                    stack.enter_context(within(scope))
                 if report is None:
                     await cell.finished.wait()
                 else:
                     await narrate(cell, report, self._clock)
+            return max(0.0, scope.deadline - anyio.current_time())
         finally:
             self._session.family.last_used = self._clock()
 

@@ -46,23 +46,22 @@ def may_ask(session: Session, cell: Cell, call: Call, settings: Settings) -> Non
         cell.questions = Questions(cell, settings.ask[0], call.asks, note)
 
 
-async def followed(session: Session, cell: Cell, wait_s: float, call: Call) -> None:
-    """Follow a cell for `wait_s` seconds, as `CellScheduler.follow`.
+async def followed(session: Session, cell: Cell, wait_s: float, call: Call) -> float:
+    """Follow a cell for `wait_s` seconds, as `CellScheduler.follow`; return those that are left.
 
     A question of its code ends that, or is put to the person by `call.ask`; while that is open, the
-    time does not end.
+    time rests.
     """
     follow, questions = session.scheduler.follow, cell.questions
-    if questions is None or call.ask is None:
-        await follow(cell, wait_s, call.progress, until_asked=bool(call.asks))
-        return
+    if questions is None or not call.asks:
+        return await follow(cell, wait_s, call.progress)
+    if call.ask is None:
+        return await follow(cell, wait_s, call.progress, questions.ending)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(_put, cell, questions, call)
-        await follow(cell, wait_s, call.progress)
-        changes = 0
-        while questions.open is not None:
-            changes = await cell.changed(changes)
+        left_s = await follow(cell, wait_s, call.progress, questions.resting)
         tasks.cancel_scope.cancel()
+    return left_s
 
 
 async def _put(cell: Cell, questions: Questions, call: Call) -> None:

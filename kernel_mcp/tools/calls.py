@@ -43,6 +43,7 @@ class Call:
     asks    modes of questions to a person that the client declares. If the code of a cell asks one,
             `execute` and `wait` return it (`QUESTION_KEY`); it is answered by `wait` with `answer`
     ask     asks the person while the call goes on, instead of that; returns the answer
+    repeats True for a `wait` that repeats the call which began its cell: cancelled, it stops it
     """
 
     caller: Caller = field(default_factory=Caller)
@@ -53,6 +54,7 @@ class Call:
     asks: frozenset[Mode] = frozenset()
     answer: Answer | None = None
     ask: Callable[[Question], Awaitable[Answer]] | None = None
+    repeats: bool = False
 
 
 def program_of(context: Any) -> str:

@@ -43,7 +43,7 @@ from kernel_mcp.tools import (
     progress_of,
 )
 from kernel_mcp.tools.arguments import unfenced
-from kernel_mcp.tools.asking import followed, may_ask, with_question
+from kernel_mcp.tools.asking import WAITS, followed, may_ask, with_question
 from kernel_mcp.tools.calls import ANSWERED_KEY, LASTING_KEY, Call
 from kernel_mcp.tools.hints import ENDS, READS, REPEATS, RUNS, RUNS_SCRIPTS
 from kernel_mcp.tools.models import SyntaxReport
@@ -130,7 +130,12 @@ def register(box: Toolbox, services: ToolContext) -> None:
             return await _said_again(found, caller.response, settings)
         took = chosen.questions is not None and chosen.questions.answer(ctx.answer)
         with found.queue.attending(chosen):
-            await followed(found, chosen, wait, ctx)
+            try:
+                await followed(found, chosen, wait, ctx)
+            except anyio.get_cancelled_exc_class():
+                if ctx.repeats and not chosen.finished.is_set():
+                    found.queue.abandon(chosen)
+                raise
             since = Position() if chosen.end_reported else chosen.reported
             result = await told(found, chosen, caller.response, since=since)
         if not cell and chosen is not _last(found):
@@ -261,6 +266,9 @@ def _of_running(session: Session, cell: Cell, call: Call, result: CallToolResult
 
     With a task its end is saved at once.
     """
+    ahead = session.queue.current
+    if ahead not in (None, cell) and ahead.questions is not None and ahead.questions.open:
+        result.content.append(notice_block(WAITS.format(ahead.number)))
     result = with_question(cell, call, result)
     if not call.task:
         return result

@@ -117,8 +117,12 @@ class Elicitation:
         if state is not None:
             known = json.loads(state)
             wait = {"wait": arguments["wait"]} if "wait" in arguments else {}
+            call = replace(
+                call,
+                answer=next((each for each in answers if each.key == known["key"]), None),
+                repeats=tool == "execute",
+            )
             tool, arguments = "wait", {**wait, "session": known["session"], "cell": known["cell"]}
-            call = replace(call, answer=answers[0] if answers else None)
         answer = await self._jobs.calls.call(tool, arguments, call)
         question = question_in(answer)
         if question is None:
@@ -128,7 +132,8 @@ class Elicitation:
         outcome: Mapping[str, Any] = (answer.meta or {})[CELL_KEY]
         session, cell = str(outcome["session"]), int(outcome["cell"])
         request = await self._putter.of_cell(self._jobs.calls, caller, session, cell, question)
-        return _asking(question, request, json.dumps({"session": session, "cell": cell}))
+        state = json.dumps({"session": session, "cell": cell, "key": question.key})
+        return _asking(question, request, state)
 
     async def _put(self, context: Context[Any, Any], question: Question) -> Answer:
         """Put a question to a client of the handshake era, inside its call."""

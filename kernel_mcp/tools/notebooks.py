@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import secrets
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Literal
@@ -136,7 +135,7 @@ def register(box: Toolbox, services: ToolContext) -> None:
                 "; ".join(["Nothing was run: none of these cells has code to run", *told])
             )
         run = _Run(services, found, book, chosen, caller.response, told)
-        return await run.through(time.monotonic() + wait, ctx)
+        return await run.through(wait, ctx)
 
 
 def _opened(session: Session, path: str) -> tuple[NotebookFile, bool, NotebookDocument]:
@@ -316,8 +315,8 @@ class _Run:
         self._picture_bytes = PICTURE_BYTES
         self._hidden: list[str] = []
 
-    async def through(self, end: float, call: Call) -> CallToolResult:
-        """Run the cells until the time `end`, or the first failure, and return the answer.
+    async def through(self, wait_s: float, call: Call) -> CallToolResult:
+        """Run the cells for `wait_s` seconds, or to the first failure, and return the answer.
 
         An error in a cell that is tagged to raise one is no failure.
         """
@@ -327,7 +326,7 @@ class _Run:
             one = self._left.pop(0)
             if report is not None:
                 await report(f"Running cell {one.id}, {len(self._left)} after it")
-            shown, cell = await self._run(one, end, call)
+            shown, cell, wait_s = await self._run(one, wait_s, call)
             self._content += [
                 notice_block(f"Cell {one.id}"),
                 *self._fitting(one.id, cell, shown.content),
@@ -364,7 +363,10 @@ class _Run:
                 yield block
         self._hidden += [name] * hidden
 
-    async def _run(self, one: NotebookCell, end: float, call: Call) -> tuple[CallToolResult, Cell]:
+    async def _run(
+        self, one: NotebookCell, wait_s: float, call: Call
+    ) -> tuple[CallToolResult, Cell, float]:
+        """Run one cell; return its answer, the cell, and the seconds that are left."""
         session = self._session
         cell = session.submit(one.source, session.timeout_s)
         cell.who = call.caller.who
@@ -374,12 +376,12 @@ class _Run:
         settings = replace(self._services.settings, max_output=room)
         with session.queue.attending(cell):
             try:
-                await followed(session, cell, max(0.0, end - time.monotonic()), call)
+                wait_s = await followed(session, cell, wait_s, call)
             except anyio.get_cancelled_exc_class():
                 session.queue.abandon(cell)
                 raise
             shown = await answer(session, cell, self._response, since=Position(), settings=settings)
-            return shown, cell
+            return shown, cell, wait_s
 
     def _rest(self) -> list[str]:
         """Return notices of outputs that are not shown, and of cells that were not run."""

@@ -27,6 +27,8 @@ class Questions:
     def __init__(self, send: Callable[[dict[str, Any]], None]) -> None:
         self._send = send
         self._turn = threading.Lock()
+        self._asker = 0
+        """The thread that has the turn."""
         self._pid = 0
         """That of the process that may ask; nobody answers a child."""
         self._key = ""
@@ -45,15 +47,22 @@ class Questions:
     def ask(self, what: str, prompt: str, *, secret: bool) -> str:
         """Return the line that the person gives; `what` is the function that was called.
 
-        Raises EOFError if the person gives none, StdinNotImplementedError if nobody can be asked.
+        Raises EOFError if the person gives none, and StdinNotImplementedError if nobody can be
+        asked. Raises RuntimeError if a signal handler asks while its thread waits for an answer.
         """
         if self._pid != _getpid():
             refuse(what)
         for stream in (sys.stdout, sys.stderr):
             with suppress(Exception):
                 stream.flush()
+        if self._asker == threading.get_ident():
+            raise RuntimeError(f"reentrant call of {what}")
         with self._turn:
-            answer = self._ask(prompt, secret=secret)
+            self._asker = threading.get_ident()
+            try:
+                answer = self._ask(prompt, secret=secret)
+            finally:
+                self._asker = 0
         action = answer.get("action")
         if action == "accept":
             return str(answer.get("value", ""))
