@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 import anyio
 import pytest
@@ -29,7 +30,8 @@ def installed() -> dict[str, str]:
     """
     uv = Uv.installed(own_folder())
     words = ["python", "list", "--only-installed", "--output-format", "json"]
-    listed = anyio.run(uv.query, words)
+    with ThreadPoolExecutor(1) as thread:  # tests that ask may run an event loop in this one
+        listed = thread.submit(anyio.run, uv.query, words).result()
     newest: dict[tuple[int, int], int] = {}
     found: dict[tuple[int, int, int], tuple[str, str]] = {}
     for each in json.loads(listed.output):
