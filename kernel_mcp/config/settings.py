@@ -153,14 +153,12 @@ class Settings:
     requirements: Path | None = flag(
         "requirements", path, _IMPORTS, "FILE", "none",
         "install what this file lists for the kernels, besides `--allow`: names, versions, markers "
-        "and hashes; wheels from the operator's index alone",
-        value=None,
+        "and hashes; wheels from the operator's index alone", value=None,
     )
     project: Path | None = flag(
         "project", path, _IMPORTS, "DIR", "none",
         "install what DIR/uv.lock has for the project in DIR, without the project itself: wheels "
-        "from the operator's index alone, by the hashes of the lock",
-        value=None,
+        "from the operator's index alone, by the hashes of the lock", value=None,
     )
     allow_install: tuple[str, ...] = flag(
         "allow-install", entries, _INSTALLS, "NAMES", "those of `--allow`",
@@ -221,8 +219,7 @@ class Settings:
         "show this folder or file of the host to all sessions, at the same path or at GUEST; `rw` "
         "lets them change it, and they begin in the first folder if it is `rw`. Known secrets in "
         "it are covered (SECURITY.md has the list), with `strict` so that nothing that appears "
-        "beside one is readable in running sessions; repeatable",
-        value=(),
+        "beside one is readable in running sessions; repeatable", value=(),
     )
     network: tuple[str, ...] = flag(
         "network", hosts, GRANTS, "none|LIST|'*'", "none",
@@ -272,9 +269,8 @@ class Settings:
     )
     ask: tuple[float, ...] = flag(
         "ask", asking, GRANTS, "TIME|off", "10m; off over HTTP without `--tokens` or `--issuer`",
-        "put `input()`, `getpass()` and debuggers as questions to the person at the client, if it "
-        "can, and wait this long for each answer; what is typed goes to the code. With tokens it "
-        "takes the door `ask`",
+        "let code ask the person at the client (`input()`, `getpass()`, debuggers) and wait this "
+        "long; the code gets what is typed. With tokens it takes the door `ask`",
         value=(600.0,), narrows=asks_less,
     )
     workspace: Path | None = flag(
@@ -385,8 +381,7 @@ class Settings:
     issuer: str = flag(
         "issuer", url, _HTTP, "URL", "none",
         "take access tokens (JWT) of this OAuth 2.1 authorization server; `--public-url` is their "
-        "audience",
-        value="",
+        "audience", value="",
     )
     no_auth: bool = flag(
         "no-auth", switch, _HTTP, "", "off",
@@ -396,8 +391,7 @@ class Settings:
     public_url: str = flag(
         "public-url", url, _HTTP, "URL", "that of `--http`",
         "where clients reach the server, such as behind a proxy: its host is allowed, links and "
-        "metadata begin with it",
-        value="",
+        "metadata begin with it", value="",
     )
     proxies: tuple[str, ...] = flag(
         "trusted-proxy", hosts, _HTTP, "ADDRESSES", "none",
@@ -424,8 +418,7 @@ class Settings:
     fleet: str = flag(
         "fleet", word, _FLEET, "HOST:PORT", "none: sessions are on this machine",
         "serve the sessions of a fleet, the Ray cluster whose head has this address; its nodes "
-        "have the settings of sessions",
-        value="",
+        "have the settings of sessions", value="",
     )
     fleet_place: str = flag(
         "fleet-place", word, _FLEET, "IP", "the one that Ray finds",
@@ -434,8 +427,7 @@ class Settings:
     fleet_store: str = flag(
         "fleet-store", word, _FLEET, "DIR|URL", "none",
         "where the nodes of a fleet save their sessions for each other: a folder that all of them "
-        "have mounted, or an object store that fsspec knows",
-        value="",
+        "have mounted, or an object store that fsspec knows", value="",
     )
     driver: Path | None = None
     file: Path | None = None

@@ -9,6 +9,7 @@ from starlette.types import Message, Scope, Send
 
 from kernel_mcp.http.bodies import NUMBERED
 from kernel_mcp.http.refusals import respond
+from kernel_mcp.tools.calls import CONVERTED
 
 _JSON, _EVENTS = b"application/json", b"text/event-stream"
 _BOTH = (b"accept", _JSON + b", " + _EVENTS)
@@ -31,7 +32,7 @@ def acceptable(scope: Scope, send: Send) -> tuple[Scope, Send]:
     if stream and given:
         return scope, send
     others = [each for each in headers if each[0] != b"accept"]
-    scope = {**scope, "headers": [*others, _BOTH]}
+    scope = {**scope, "headers": [*others, _BOTH, (CONVERTED.encode(), b"1")]}
     if stream:
         return scope, send
     return scope, _Converted(send, _EVENTS if events else _JSON).send
@@ -64,7 +65,7 @@ class _Converted:
         if message.get("more_body", False):
             return
         if not (body := self._converted()):
-            await respond(self._send, 503, _UNNUMBEREDED, {})
+            await respond(self._send, 503, _UNANSWERED, {})
             return
         length = str(len(body)).encode()
         kept = [
@@ -83,4 +84,4 @@ class _Converted:
         return (NUMBERED + found.partition(b"\n")[0].rstrip())[len(b"data: ") :] if found else b""
 
 
-_UNNUMBEREDED = "This call was not answered before its MCP session ended."
+_UNANSWERED = "This call was not answered before its MCP session ended."

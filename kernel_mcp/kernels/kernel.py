@@ -19,6 +19,7 @@ from kernel_mcp.kernels.message_codec import (
     Message,
     event_from,
 )
+from kernel_mcp.kernels.requests import ControlRequests
 from kernel_mcp.kernels.run import IdleWait, InputRequest, Run, Sink
 from kernel_mcp.launch import silence
 from kernel_mcp.launch.base import KernelEnvironment
@@ -60,7 +61,7 @@ def _unheard(_text: str) -> None:
     """Do nothing: the default of callbacks."""
 
 
-class Kernel:
+class Kernel(ControlRequests):
     """A kernel that runs one cell at a time.
 
     `watch` must run as a task, to detect the end of the kernel.
@@ -173,12 +174,6 @@ class Kernel:
         for are passed to `asks`. Raises LaunchError.
         """
         return self._send_cell("execute_request", code, sink, number, notebook, asks)
-
-    def answer(self, key: str, action: str, value: str) -> None:
-        """Send the answer to a line that code asks for. An ended kernel gets none."""
-        content = {"key": key, "action": action, "value": value}
-        with contextlib.suppress(LaunchError):
-            self._channels.send("control", "kernel_mcp_answer_request", content)
 
     def prewarm(self, code: str) -> Run:
         """Send a cell that leaves no trace in the namespace. Raises LaunchError."""
@@ -313,33 +308,6 @@ class Kernel:
     def notebook_metadata(self) -> Mapping[str, Any]:
         """The fields `kernelspec` and `language_info` of notebooks with its cells."""
         return PYTHON_METADATA
-
-    async def describe_variables(self, match: str, offset: int, timeout: float) -> dict[str, Any]:
-        """Return hostile descriptions of the user's variables, see `variables_of`.
-
-        Raises LaunchError after `timeout` seconds.
-        """
-        asked = {"match": match, "offset": offset}
-        found = await self.ask("kernel_mcp_variables_request", asked, timeout=timeout)
-        return {**found, "offset": offset}
-
-    async def list_packages(self, timeout: float) -> dict[str, tuple[str, bool]]:
-        """Return packages by name, with their version and True if the session installed them.
-
-        Raises LaunchError after `timeout` seconds, or if the kernel cannot list them.
-        """
-        raise LaunchError("This kernel does not list its packages.")
-
-    async def begin_script(self, name: str, timeout: float) -> None:
-        """Make the next cell begin and end as the script `name` does. Raises LaunchError."""
-        await self.ask("kernel_mcp_script_request", {"name": name}, timeout=timeout)
-
-    async def check_syntax(self, code: str, timeout: float) -> tuple[int, int, str] | None:
-        """Return line, column and message of a syntax error in `code`; None for none.
-
-        Raises LaunchError if the kernel cannot check code, or after `timeout` seconds.
-        """
-        raise LaunchError("This kernel does not check code.")
 
     async def checkpoint(self) -> tuple[Checkpoint, float]:
         """Make a forked copy of this idle kernel; return it and the CPU seconds that it required.

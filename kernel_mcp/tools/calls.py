@@ -32,6 +32,9 @@ PROGRAM_CHARS = 80
 ANSWERED_KEY = "kernel-mcp/answered"
 """Key in the `_meta` of an answer to a call with an `answer`: True if a question took it."""
 
+CONVERTED = "kernel-mcp-converted"
+"""Header of a request whose response is converted: its client sees nothing before the end."""
+
 
 @dataclass(frozen=True, slots=True)
 class Call:

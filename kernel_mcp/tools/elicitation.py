@@ -27,7 +27,7 @@ from kernel_mcp.errors import InputError
 from kernel_mcp.sessions.notifications import PendingReceipt, ResponseContext
 from kernel_mcp.sessions.questions import Answer, Question
 from kernel_mcp.tools.asking import Putter, answer_of, question_in
-from kernel_mcp.tools.calls import Call
+from kernel_mcp.tools.calls import CONVERTED, Call
 from kernel_mcp.tools.jobs import KEY_BYTES, VERSIONS, Job, Jobs, declared, deliver
 from kernel_mcp.tools.results import CELL_KEY, refusal
 
@@ -95,10 +95,12 @@ class Elicitation:
         modes = self._putter.modes(ctx)
         if tool not in self._tools or not modes or call.of_view or declared(ctx):
             return await self._jobs.calls.call(tool, arguments, call)
-        call = replace(call, asks=modes)
         if ctx.protocol_version not in VERSIONS:
-            call = replace(call, ask=partial(self._put, context))
+            if CONVERTED in (context.headers or {}):  # it would see the question after its answer
+                return await self._jobs.calls.call(tool, arguments, call)
+            call = replace(call, asks=modes, ask=partial(self._put, context))
             return await self._jobs.calls.call(tool, arguments, call)
+        call = replace(call, asks=modes)
         answers = [answer_of(key, each) for key, each in (context.input_responses or {}).items()]
         if tool in RUNS:
             return await self._job(tool, arguments, call, context.request_state, answers)
