@@ -210,8 +210,9 @@ async def test_a_flood_leaves_other_sessions_responsive(servers: Servers) -> Non
 
 
 FORKED = """
-import multiprocessing, os
+import multiprocessing, os, warnings
 from IPython.display import HTML, display
+warnings.simplefilter("ignore")  # Python 3.12 warns of forks beside threads
 def show(x):
     display({"x": x}, HTML("<b>bold</b>"))
 if os.fork() == 0:
