@@ -10,10 +10,13 @@ import array
 import ctypes
 import mmap
 import pickle
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 COPIED = "a copy now: it shared memory with another object"
+TELLING_PILLOW = 13
+"""First version of Pillow that can be asked: 12.3 ends the process for memory of others."""
 BYTES = "plain bytes in place of a pickle buffer"
 
 _PLAIN = (bytearray, bytes, array.array, mmap.mmap)
@@ -133,9 +136,12 @@ _ArrowArray._fields_ = [
 
 def of_picture(picture: Any) -> tuple[int, int] | None:
     """Return address and size of a picture of PIL; None if its version or mode does not tell."""
+    version = str(getattr(sys.modules.get("PIL"), "__version__", "")).partition(".")[0]
+    if not version.isdecimal() or int(version) < TELLING_PILLOW:
+        return None
     try:
         capsule = picture.__arrow_c_array__()[1]
-    except (AttributeError, ValueError):  # before Pillow 11.3, or a mode that Arrow has not
+    except (AttributeError, ValueError):  # a mode that Arrow has not
         return None
     get = ctypes.pythonapi.PyCapsule_GetPointer
     get.restype, get.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
