@@ -184,7 +184,7 @@ def main(count: int) -> None:
 
 @pytest.mark.parametrize(
     "flags",
-    [(), pytest.param(("--full",), marks=[pytest.mark.ways, pytest.mark.timeout(3600)])],
+    [(), pytest.param(("--full",), marks=[pytest.mark.full, pytest.mark.timeout(3600)])],
 )
 def test_no_document_takes_a_parser_long(flags: tuple[str, ...]) -> None:
     ran = subprocess.run(
