@@ -44,9 +44,10 @@ AGAIN = (
 )
 NOT_SAVED = "the server ended before what this cell did was saved"
 NEVER_BEGUN = "the server ended before this cell began"
-NOT_BEGUN = "# never begun"
-"""First line of the code of a cell in the journal that waits for others."""
-"""The code of a cell that waited for others when the server ended."""
+WAITS = "\0waits\n"
+"""Mark before the code of a waiting cell in the journal. Code that runs has no NUL."""
+NOT_BEGUN = f"{WAITS}# never begun"
+"""Stands for a cell that the journal lacks, as it was never begun."""
 SERVICE_THREAD = "kernel-service"
 """Name of the kernel's thread for control requests, which runs no user code."""
 STILL_S = 0.5
@@ -156,7 +157,7 @@ class SessionPersistence:
     def log_cell(self, cell: Cell) -> None:
         """Write a cell to the journal, if the session is persisted; once more when it begins."""
         if self._save is not None:
-            code = cell.recorded if cell.started is not None else f"{NOT_BEGUN}\n{cell.recorded}"
+            code = cell.recorded if cell.started is not None else WAITS + cell.recorded
             with Barrier("keeping the code of a cell", self.handle):
                 self._save.log_cell(cell.number, code)
 
@@ -387,9 +388,9 @@ class SessionPersistence:
         outputs = self._save.output.texts() if self._save is not None else {}
         for number in range(len(cells) + 1, max(previous.cells, default=0) + 1):
             code = previous.cells.get(number, NOT_BEGUN)
-            began = not code.startswith(NOT_BEGUN)
+            began = not code.startswith(WAITS)
             session.queue.remember(
-                code.removeprefix(f"{NOT_BEGUN}\n"),
+                code.removeprefix(WAITS),
                 NOT_SAVED if began else NEVER_BEGUN,
                 outputs.get(number, ""),
                 began=began,
@@ -399,7 +400,7 @@ class SessionPersistence:
         """Set the variables for the next cell to restore."""
         session, saved = self._session, previous.saved
         ran = {cell.number for cell in session.queue.cells[saved.through :] if cell.numbered}
-        begun = (n for n, code in previous.cells.items() if not code.startswith(NOT_BEGUN))
+        begun = (n for n, code in previous.cells.items() if not code.startswith(WAITS))
         saved_state = self._saved_state(previous, lost_with(saved, sorted(ran.union(begun))))
         session.touched = True
         session.lifecycle.continue_from(saved_state, saved.cell)

@@ -26,7 +26,7 @@ from kernel_mcp.barriers import Barrier
 from kernel_mcp.errors import InputError
 from kernel_mcp.sessions.notifications import PendingReceipt, ResponseContext
 from kernel_mcp.sessions.questions import Answer, Question
-from kernel_mcp.tools.asking import Putter, answer_of, question_in
+from kernel_mcp.tools.asking import Putter, answer_of, owner_of, question_in
 from kernel_mcp.tools.calls import CONVERTED, Call
 from kernel_mcp.tools.jobs import KEY_BYTES, VERSIONS, Job, Jobs, declared, deliver
 from kernel_mcp.tools.results import CELL_KEY, refusal
@@ -128,6 +128,8 @@ class Elicitation:
         answer = await self._jobs.calls.call(tool, arguments, call)
         question = question_in(answer)
         if question is None:
+            if state is not None:
+                self._putter.close(owner_of(caller, known["session"], known["cell"]))
             deliver(receipt, caller)
             return answer
         receipt.lose()
@@ -193,6 +195,7 @@ class Elicitation:
             request = await self._putter.request(job.id, question, give)
             return _asking(question, request, job.id)
         self._jobs.drop(job)
+        self._putter.close(job.id)
         deliver(job.receipt, call.caller)
         return job.answer if job.answer is not None else refusal(InputError(GONE))
 

@@ -270,6 +270,7 @@ class Tasks(Extension):
         caller = self._asking(ctx)
         if (job := self._jobs.find(params.task_id, caller.principal)) is not None:
             if job.answer is not None:
+                self._putter.close(job.id)
                 deliver(job.receipt, caller)
             state = _job_fields(job)
             if (question := job.question) is not None and self._putter.modes(ctx):

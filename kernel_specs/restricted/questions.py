@@ -30,7 +30,7 @@ class Questions:
         self._asker = 0
         """The thread that has the turn."""
         self._pid = 0
-        """That of the process that may ask; nobody answers a child."""
+        """Id of the process that may ask; 0 for none. Nobody answers a child process."""
         self._key = ""
         self._answer: Mapping[str, Any] | None = None
         self._answered = threading.Event()

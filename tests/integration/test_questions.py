@@ -432,3 +432,19 @@ async def test_the_operator_sees_an_open_question_and_the_audit_trail_no_text(
     assert (noted["answer"], noted["prompt_chars"], noted["answer_chars"]) == ("accept", 17, 11)
     assert "ultramarine" not in audit.read_text()
     assert "Favourite" not in audit.read_text()
+
+
+async def test_a_page_of_a_call_without_tasks_ends_with_it() -> None:
+    async with task_client(capabilities=PAGES) as one:
+        found = await one.call("execute", code=SECRET)
+        [(key, request)] = found["inputRequests"].items()
+        found = await one.ask(
+            "tools/call",
+            name="execute",
+            arguments={"code": SECRET},
+            inputResponses={key: {"action": "decline"}},
+            requestState=found["requestState"],
+        )
+        assert "declined to answer" in text_of(found)
+        with pytest.raises(urllib.error.URLError):
+            await anyio.to_thread.run_sync(types_on, request["params"]["url"], "late")

@@ -264,6 +264,19 @@ async def test_a_session_can_be_reset_while_a_task_runs(tmp_path: Path) -> None:
         assert await one.run("execute", code="1") == "1"
 
 
+async def test_code_that_says_that_it_never_began_is_told_as_what_it_was(tmp_path: Path) -> None:
+    code = f"# never begun\nx = 1; print('begun')\n{UNTIL}"
+    async with life(tmp_path) as first:
+        task = await first.call("execute", code=code, wait=0)
+        await first.shows(task, "begun")
+        os.kill(first.raw.process.pid, signal.SIGKILL)
+        await first.raw.process.wait()
+    async with life(tmp_path) as second:
+        state = await second.ended(await second.get(task["taskId"]))
+        text = text_of(state["result"])
+        assert "killed: the server ended before what this cell did was saved" in text, text
+
+
 @pytest.mark.ways
 async def test_numbers_of_queued_tasks_are_not_given_away(tmp_path: Path) -> None:
     async with life(tmp_path) as first:
