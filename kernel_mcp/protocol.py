@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from mcp.server.context import CallNext, HandlerResult, ServerMiddleware, ServerRequestContext
 from mcp.server.mcpserver import Context
@@ -29,6 +29,9 @@ from kernel_mcp.tools.skills import Skills
 from kernel_mcp.tools.stopping import StoppableCalls
 from kernel_mcp.tools.task_words import speak_of_tasks
 from kernel_mcp.tools.tasks import Tasks
+
+if TYPE_CHECKING:
+    from kernel_mcp.tools.answer_pages import Pages
 
 NAME = "kernel-mcp"
 
@@ -57,12 +60,15 @@ def build_mcp(
     services: ToolContext,
     callers: Callers,
     links: Callable[[str], str] | None = None,
+    pages: Callable[[], Pages] | None = None,
 ) -> ResourceServer:
-    """Return the MCP server of all tools, for `callers`; see `Toolbox` for `links`."""
+    """Return the MCP server of all tools, for `callers`.
+
+    See `Toolbox` for `links`, and `Putter` for `pages`.
+    """
     files = "files" in services.settings.tools
     calls, words, key = LocalCalls(services, links), services.instructions(), services.task_key
-    local = links is None  # over HTTP the person is elsewhere
-    return mcp_over(calls, callers, words, files=files, key=key, local=local)
+    return mcp_over(calls, callers, words, files=files, key=key, pages=pages)
 
 
 def mcp_over(
@@ -73,14 +79,14 @@ def mcp_over(
     files: bool = True,
     key: Callable[[], bytes],
     alone: bool = True,
-    local: bool = False,
+    pages: Callable[[], Pages] | None = None,
 ) -> ResourceServer:
     """Return the MCP server of sessions on any machine; `words` are its instructions.
 
-    `key` is that of `Jobs`, `alone` that of `Tasks`, `local` that of `Putter`.
+    `key` is that of `Jobs`, `alone` that of `Tasks`, `pages` that of `Putter`.
     """
     stoppable, skills = StoppableCalls(calls), Skills(calls, words)
-    jobs, putter = Jobs(stoppable, key), Putter(local=local)
+    jobs, putter = Jobs(stoppable, key), Putter(pages)
     server = ResourceServer(
         NAME,
         calls=stoppable,
@@ -110,9 +116,16 @@ def _tell_when_given_up(deliveries: DeliveryTracker) -> ServerMiddleware[Any]:
     return pass_on
 
 
+def loopback_pages() -> Pages:
+    """Return the pages of a client on stdio."""
+    from kernel_mcp.tools.loopback_pages import LoopbackPages  # few sessions have a page
+
+    return LoopbackPages()
+
+
 async def serve_stdio(services: ToolContext, wire: StdioLines, on_end: Callable[[], None]) -> None:
     """Serve the client of `wire` until it closes its pipes, and call `on_end` then."""
-    await serve_wire(partial(build_mcp, services), wire, on_end)
+    await serve_wire(partial(build_mcp, services, pages=loopback_pages), wire, on_end)
 
 
 async def serve_wire(

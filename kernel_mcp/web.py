@@ -30,6 +30,7 @@ from kernel_mcp.errors import KernelMcpError
 from kernel_mcp.http import files as file_routes
 from kernel_mcp.http.addresses import Addresses
 from kernel_mcp.http.admission import Admission
+from kernel_mcp.http.answers import HttpPages
 from kernel_mcp.http.callers import HttpCallers
 from kernel_mcp.http.connections import state_of
 from kernel_mcp.http.gate import MCP, METRICS_PATH, OPEN_PATHS, Gate, Rates
@@ -133,6 +134,7 @@ class TenantPools:
         self._sandbox = sandbox
         self._callers = callers
         self._links = file_routes.links_of(settings, url)
+        self._url = url
         self.shared = shared_context(settings, sandbox)
         self.events = self.shared.events
         self.pools: list[TenantPool] = []
@@ -210,7 +212,11 @@ class TenantPools:
             context = await stack.enter_async_context(
                 app_context(settings, self._sandbox, self.shared)
             )
-            mcp = build_mcp(context, self._callers, self._links)
+            # an issuer's tokens are the client's: a person has none to log in with
+            own_tokens = settings.tokens is not None and not settings.issuer
+            pages = HttpPages(self._url) if self._links is not None and own_tokens else None
+            make = None if pages is None else lambda: pages
+            mcp = build_mcp(context, self._callers, self._links, make)
             lowlevel = mcp._lowlevel_server
             ended = context.manager.directory.forget_default
             sessions = McpSessions(lowlevel, idle_s=settings.idle_timeout_s, ended=ended)
@@ -222,6 +228,7 @@ class TenantPools:
                 masks=Masks(settings.masked_values),
                 files="files" in settings.tools,
             )
+            moved += [pages.route] if pages is not None else []
             await stack.enter_async_context(sessions.run())
             tasks = await stack.enter_async_context(anyio.create_task_group())
             tasks.start_soon(

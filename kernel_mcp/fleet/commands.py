@@ -45,7 +45,7 @@ from kernel_mcp.launch.rundir import default_base
 from kernel_mcp.linux.folders import private_folder
 from kernel_mcp.linux.shutdown import Shutdown
 from kernel_mcp.output.text import one_line
-from kernel_mcp.protocol import mcp_over, serve_wire
+from kernel_mcp.protocol import loopback_pages, mcp_over, serve_wire
 from kernel_mcp.stdio_lines import stdio_lines
 from kernel_mcp.telemetry.logs import log_to_stderr
 from kernel_mcp.units import GIB, duration
@@ -300,7 +300,12 @@ async def _serve_stdio(settings: Settings, ray: Any, registry: Any, shutdown: Sh
         await tasks.start(calls.run)
         default = f"front {secrets.token_hex(8)}"
         build = partial(
-            mcp_over, calls, words=calls.instructions, files=calls.files, key=key, local=True
+            mcp_over,
+            calls,
+            words=calls.instructions,
+            files=calls.files,
+            key=key,
+            pages=loopback_pages,
         )
         await serve_wire(build, wire, shutdown.begin, default=default)
         tasks.cancel_scope.cancel()

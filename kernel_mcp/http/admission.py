@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from base64 import b64decode
 from collections.abc import Mapping
 from typing import Any
 
@@ -33,6 +34,26 @@ class Admission:
         self.verifier = verifier
         self.metadata = metadata
         self._metadata_url = metadata_url
+
+    async def login(self, authorization: str) -> str:
+        """Return the `Authorization` header for the token that a browser sends as a password.
+
+        Raises RequestRefused (401) without a valid one, so that the browser asks the person for it.
+        """
+        scheme, _, text = authorization.partition(" ")
+        try:
+            login = b64decode(text, validate=True).decode() if scheme.lower() == "basic" else ""
+        except ValueError:
+            login = ""
+        bearer = f"Bearer {login.partition(':')[2]}"
+        try:
+            await self.authenticate(bearer, RUN)
+        except RequestRefused as refused:
+            if refused.status != 401:
+                raise
+            challenge = {"www-authenticate": 'Basic realm="kernel-mcp: your token as password"'}
+            raise RequestRefused(401, refused.reason, _LOG_IN, challenge) from None
+        return bearer
 
     async def authenticate(self, authorization: str, needed: str) -> Principal:
         """Return the principal of an `Authorization` header.
@@ -93,6 +114,7 @@ class Admission:
 
 
 INVALID_TOKEN, INSUFFICIENT_SCOPE = "invalid_token", "insufficient_scope"
+_LOG_IN = "Log in with your token of this server as the password; any user name will do."
 _NO_TOKEN = (
     "A token is missing: send `Authorization: Bearer TOKEN`. `kernel-mcp token add NAME` makes one."
 )

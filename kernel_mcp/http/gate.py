@@ -53,6 +53,8 @@ LATELY_S = 60.0
 OPEN_PATHS = frozenset({"/healthz", "/readyz"})
 MCP = "/mcp"
 METRICS_PATH = "/metrics"
+ANSWERS = "/answers/"
+"""Below it are pages for browsers, which log in by HTTP's basic scheme."""
 NOTHING = f"There is nothing here. MCP is served at {MCP}."
 _WELL_KNOWN = "/.well-known/"
 _METADATA = f"{_WELL_KNOWN}oauth-protected-resource"
@@ -225,6 +227,9 @@ class Gate:
             raise RequestRefused(503, "draining", _STOPPING, {"retry-after": "5"})
         state = state_of(scope)
         needed = METRICS if path == METRICS_PATH else RUN
+        if path.startswith(ANSWERS):
+            login = headers.get(b"authorization", "")
+            headers[b"authorization"] = await self._admission.login(login)
         who = state["principal"] = await self._admission.authenticate(
             headers.get(b"authorization", ""), needed
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,7 @@ from kernel_mcp.tools.calls import ANSWERED_KEY, QUESTION_KEY, Call, SessionCall
 from kernel_mcp.tools.results import notice_block
 
 if TYPE_CHECKING:
-    from kernel_mcp.tools.answer_pages import AnswerPages, Give
+    from kernel_mcp.tools.answer_pages import Give, Pages
 
 ACTIONS = ("accept", "decline", "cancel")
 FIELD = "answer"
@@ -101,10 +101,10 @@ def question_in(result: CallToolResult) -> Question | None:
 class Putter:
     """Turns questions into requests of the protocol, for the clients of one transport."""
 
-    def __init__(self, *, local: bool) -> None:
-        """Secrets are asked for if the person is `local`: on this machine."""
-        self._local = local
-        self._pages: AnswerPages | None = None
+    def __init__(self, pages: Callable[[], Pages] | None) -> None:
+        """Secrets are asked for on the pages that `pages` makes; without it, they are not."""
+        self._make = pages
+        self._pages: Pages | None = None
 
     def modes(self, ctx: ServerRequestContext[Any, Any]) -> frozenset[Mode]:
         """Return the modes in which this client can be asked; an empty object means forms."""
@@ -113,22 +113,25 @@ class Putter:
         if found is None:
             return frozenset()
         modes: set[Mode] = {"form"} if found.form is not None or found.url is None else set()
-        if found.url is not None and self._local:
+        if found.url is not None and self._make is not None:
             modes.add("url")
         return frozenset(modes)
 
-    async def request(self, owner: str, question: Question, give: Give) -> dict[str, Any]:
-        """Return the request that puts a question, as JSON.
+    async def request(
+        self, principal: str, owner: str, question: Question, give: Give
+    ) -> dict[str, Any]:
+        """Return the request that puts a question to a principal, as JSON.
 
         `give` takes what is typed on the page of a secret, which `owner` and the key identify.
         """
         params: dict[str, Any] = {"message": question.words}
         if question.secret:
-            if self._pages is None:
-                from kernel_mcp.tools.answer_pages import AnswerPages  # few sessions have one
+            from kernel_mcp.tools.answer_pages import Asked  # few sessions have a page
 
-                self._pages = AnswerPages()
-            url = await self._pages.url_of(owner, question, give)
+            if self._pages is None:
+                assert self._make is not None  # other clients do not declare that mode
+                self._pages = self._make()
+            url = await self._pages.url_of(Asked(principal, owner), question, give)
             params |= {"mode": "url", "url": url}
         else:
             params |= {"mode": "form", "requestedSchema": SCHEMA}
@@ -147,7 +150,8 @@ class Putter:
             result = await calls.call("wait", arguments, call)
             return bool((result.meta or {}).get(ANSWERED_KEY))
 
-        return await self.request(owner_of(caller, session, cell), question, give)
+        owner = owner_of(caller, session, cell)
+        return await self.request(caller.principal, owner, question, give)
 
     def close(self, owner: str) -> None:
         """Remove the pages of an owner."""

@@ -98,7 +98,7 @@ class Elicitation:
         if ctx.protocol_version not in VERSIONS:
             if CONVERTED in (context.headers or {}):  # it would see the question after its answer
                 return await self._jobs.calls.call(tool, arguments, call)
-            call = replace(call, asks=modes, ask=partial(self._put, context))
+            call = replace(call, asks=modes, ask=partial(self._put, context, call.caller.principal))
             return await self._jobs.calls.call(tool, arguments, call)
         call = replace(call, asks=modes)
         answers = [answer_of(key, each) for key, each in (context.input_responses or {}).items()]
@@ -139,7 +139,7 @@ class Elicitation:
         state = json.dumps({"session": session, "cell": cell, "key": question.key})
         return _asking(question, request, state)
 
-    async def _put(self, context: Context[Any, Any], question: Question) -> Answer:
+    async def _put(self, context: Context[Any, Any], principal: str, question: Question) -> Answer:
         """Put a question to a client of the handshake era, inside its call."""
         typed, came = [""], anyio.Event()
 
@@ -148,8 +148,8 @@ class Elicitation:
             came.set()
             return True
 
-        owner = f"request {context.request_id}"
-        params = (await self._putter.request(owner, question, give))["params"]
+        owner = secrets.token_hex(8)  # clients over HTTP have the same request ids
+        params = (await self._putter.request(principal, owner, question, give))["params"]
         session, message = context.session, params["message"]
         try:
             if "url" not in params:
@@ -192,7 +192,7 @@ class Elicitation:
             raise
         if (question := job.question) is not None and not job.done.is_set():
             give = partial(job.give, question.key)
-            request = await self._putter.request(job.id, question, give)
+            request = await self._putter.request(job.principal, job.id, question, give)
             return _asking(question, request, job.id)
         self._jobs.drop(job)
         self._putter.close(job.id)

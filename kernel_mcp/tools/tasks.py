@@ -275,7 +275,8 @@ class Tasks(Extension):
             state = _job_fields(job)
             if (question := job.question) is not None and self._putter.modes(ctx):
                 give = partial(job.give, question.key)
-                state |= _asking(question, await self._putter.request(job.id, question, give))
+                put = await self._putter.request(job.principal, job.id, question, give)
+                state |= _asking(question, put)
             return {"resultType": "complete", **state}
         task = await self._lasting_task(params.task_id, caller)
         if isinstance(task, CellTask):

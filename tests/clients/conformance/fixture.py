@@ -28,6 +28,7 @@ from kernel_mcp import cli, protocol
 from kernel_mcp.protocol import Callers
 from kernel_mcp.tool_context import ToolContext
 from kernel_mcp.tools import resources
+from kernel_mcp.tools.answer_pages import Pages
 from kernel_mcp.tools.resources import ResourceServer
 
 Ctx = Context[Any, Any]
@@ -473,9 +474,10 @@ def build_mcp(
     services: ToolContext,
     callers: Callers,
     links: Callable[[str], str] | None = None,
+    pages: Callable[[], Pages] | None = None,
 ) -> ResourceServer:
     """The server's own, with all of this added."""
-    mcp = _build(services, callers, links)
+    mcp = _build(services, callers, links, pages)
     mcp.__class__ = FixtureServer
     for add in (add_contents, add_messages, add_inputs, add_prompts, add_resources, add_changes):
         add(mcp)

@@ -8,7 +8,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from kernel_mcp.sessions.questions import Question
-from kernel_mcp.tools.answer_pages import BODY_BYTES, HEAD_BYTES, AnswerPages
+from kernel_mcp.tools.answer_pages import BODY_BYTES, Asked
+from kernel_mcp.tools.loopback_pages import HEAD_BYTES, LoopbackPages
 
 pytestmark = [pytest.mark.anyio]
 ASKED = Question("3-1", 3, "<b>Token</b>?", secret=True)
@@ -18,7 +19,7 @@ class Given:
     """The pages of one question, and what was typed on them."""
 
     def __init__(self) -> None:
-        self.pages = AnswerPages()
+        self.pages = LoopbackPages()
         self.values: list[str] = []
         self.waits = True
 
@@ -27,7 +28,7 @@ class Given:
         return self.waits
 
     async def url(self) -> str:
-        return await self.pages.url_of("owner", ASKED, self.give)
+        return await self.pages.url_of(Asked("", "owner"), ASKED, self.give)
 
 
 async def send(url: str, head: str, body: bytes = b"", **headers: str) -> str:
@@ -106,7 +107,7 @@ async def test_a_head_without_end_is_refused() -> None:
 async def test_pages_of_one_owner_are_removed() -> None:
     given = Given()
     url = await given.url()
-    other = await given.pages.url_of("other", ASKED, given.give)
+    other = await given.pages.url_of(Asked("", "other"), ASKED, given.give)
     given.pages.close("owner")
     assert (await send(url, f"GET {urlsplit(url).path}")).startswith("HTTP/1.1 404")
     assert (await send(other, f"GET {urlsplit(other).path}")).startswith("HTTP/1.1 200")
