@@ -6,10 +6,11 @@ Pillow, limited to a few formats and to a number of pixels.
 
 from __future__ import annotations
 
+import hashlib
 import io
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, cast
 
 from kernel_mcp.records import dataclass
@@ -88,8 +89,20 @@ def fit(data: bytes, max_bytes: int) -> Picture:
     return _fit_decoded(data, max_bytes)
 
 
-def _sound_png(data: bytes) -> tuple[int, int] | None:
-    """Return width and height of a valid PNG; None for everything else."""
+def raster_of(data: bytes) -> bytes | None:
+    """Return a digest of what a valid PNG shows, by the Python's zlib alone; None for other data.
+
+    Its compression, its texts and its resolution do not count.
+    """
+    digest = hashlib.sha256()
+    return digest.digest() if _sound_png(data, digest.update) else None
+
+
+def _sound_png(data: bytes, note: Callable[[bytes], object] = bool) -> tuple[int, int] | None:
+    """Return width and height of a valid PNG; None for everything else.
+
+    `note` takes its header, its colours and its inflated raster.
+    """
     if not data.startswith(_PNG_SIGNATURE):
         return None
     header: tuple[int, ...] = ()
@@ -117,15 +130,19 @@ def _sound_png(data: bytes) -> tuple[int, int] | None:
             palette = True
         elif kind == b"IDAT":
             try:
-                filled += len(inflate.decompress(body, expected - filled + 1))
+                rows = inflate.decompress(body, expected - filled + 1)
             except zlib.error:
                 return None
+            note(rows)
+            filled += len(rows)
             if filled > expected:
                 return None
         elif kind == b"IEND":
             complete = filled == expected and end == len(data)
             sound = complete and (palette or header[3] != 3)
             return (header[0], header[1]) if sound else None
+        if kind in (b"IHDR", b"PLTE", b"tRNS"):
+            note(body)
         position = end
     return None
 

@@ -35,6 +35,7 @@ ROOMS = (
     ("attached", "kernelspecs"),
     ("backends",),
     ("sessions",),
+    ("verification",),
     ("endpoints",),
     ("packages",),
     ("lab",),

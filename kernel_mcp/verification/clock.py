@@ -1,0 +1,138 @@
+"""Recognise the clock in the text of a cell: dates and times that are those of its own run."""
+
+from __future__ import annotations
+
+import re
+from calendar import timegm
+from datetime import datetime, timezone
+
+from kernel_mcp.records import dataclass
+
+DAY_S = 86_400.0
+SLACK_S = 60.0
+"""Seconds beyond those of the runs: times may be without seconds."""
+_QUARTER_S = 900.0
+"""Offsets of time zones are multiples of it."""
+_NUMBER = re.compile(r"\d{1,14}")
+_MONTH = re.compile(r"(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]{0,6}")
+_MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+_WEEKDAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
+_FIELDS = {
+    "#-#-#": "ymd",
+    "#-#-# #:#": "ymdHM",
+    "#-#-# #:#:#": "ymdHMS",
+    "#/#/#": "mdy",
+    "# M #": "dy",
+    "# M # #:#:#": "dyHMS",
+    "M #, #": "dy",
+    "M # #:#": "dHM",
+    "M # #:#:# #": "dHMSy",
+    "date(#, #, #": "ymd",
+    "datetime(#, #, #, #, #": "ymdHM",
+    "datetime(#, #, #, #, #, #": "ymdHMS",
+    "datetime(#, #, #, #, #, #, #": "ymdHMS",
+}
+"""Fields of the numbers of a date by its shape: `#` is a number, `M` the name of a month."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run of a cell: Unix times of its begin and its end in seconds, and the kernel's pid.
+
+    A `pid` of None is masked nowhere.
+    """
+
+    began: float
+    ended: float
+    pid: int | None = None
+
+
+def both_the_clock(before: str, after: str, was: Run, now: Run) -> bool:
+    """Return True if both texts are readings of the clock, each within a day of its own run.
+
+    With a time of day they have to lie equally far from their runs, in any time zone.
+    """
+    slack = SLACK_S + (was.ended - was.began) + (now.ended - now.began)
+    if _is_time(before) and _is_time(after):
+        far = [_of_day(each) - run.began for each, run in ((before, was), (after, now))]
+        zoned = all(abs(_centred(each, _QUARTER_S)) <= slack for each in far)
+        return zoned and abs(_centred(far[0] - far[1], DAY_S)) <= slack
+    pairs = zip(_moments(before, was), _moments(after, now), strict=False)
+    return any(_same(one - was.began, two - now.began, slack) for one, two in pairs if one and two)
+
+
+def _same(offset: float, other: float, slack: float) -> bool:
+    if not (abs(offset) <= DAY_S + slack and abs(other) <= DAY_S + slack):
+        return False
+    return abs(offset - other) <= slack
+
+
+def _moments(text: str, run: Run) -> list[float]:
+    """Return the Unix times that a text may mean as if in UTC, in a fixed order; 0 for none.
+
+    That of a date alone is the run's begin if it is its day or one beside it.
+    """
+    if text.replace(".", "", 1).isdecimal():
+        value = float(text)
+        scaled = [value / scale for scale in (1.0, 1e3, 1e6, 1e9)]
+        slack = SLACK_S + run.ended - run.began
+        plain = [each if abs(each - run.began) <= slack else 0.0 for each in scaled]
+        return [*plain, _moment(_sliced(text), run)]
+    if text[:3] in _WEEKDAYS:
+        text = text.partition(" ")[2]
+    numbers = [int(each) for each in _NUMBER.findall(text)]
+    whole, point, _ = text.replace(",", ".").rpartition(".") if ":" in text else (text, "", "")
+    shape = _shape(whole if point else text)
+    if shape in ("#_#", "#-#", "#T#"):
+        return [_moment(_sliced(text), run)]
+    fields = _FIELDS.get(shape, "")
+    found = dict(zip(fields, numbers, strict=False))
+    if named := _MONTH.search(text):
+        found["m"] = _MONTHS.index(named[0][:3]) + 1
+    swapped = {**found, "m": found["d"], "d": found["m"]} if fields == "mdy" else {}
+    return [_moment(found, run), _moment(swapped, run)]
+
+
+def _shape(text: str) -> str:
+    shape = _MONTH.sub("M", _NUMBER.sub("#", text))
+    return " ".join(shape.replace("#T#", "# #").split())
+
+
+def _sliced(text: str) -> dict[str, int]:
+    """Return the fields of a date without separators between its numbers."""
+    digits = "".join(_NUMBER.findall(text))
+    if len(digits) not in (8, 14):
+        return {}
+    cuts = (("y", 0, 4), ("m", 4, 6), ("d", 6, 8), ("H", 8, 10), ("M", 10, 12), ("S", 12, 14))
+    return {field: int(digits[a:b]) for field, a, b in cuts if a < len(digits)}
+
+
+def _moment(found: dict[str, int], run: Run) -> float:
+    if not {"m", "d"} <= set(found):
+        return 0.0
+    begun = datetime.fromtimestamp(run.began, timezone.utc)
+    year, hour, minute, second = (
+        found.get(field, default)
+        for field, default in (("y", begun.year), ("H", 0), ("M", 0), ("S", 0))
+    )
+    try:
+        moment = datetime(year, found["m"], found["d"], hour, minute, second, tzinfo=timezone.utc)
+    except ValueError:
+        return 0.0
+    if "H" not in found:
+        return run.began if abs((moment.date() - begun.date()).days) <= 1 else 0.0
+    return float(timegm(moment.timetuple()))
+
+
+def _is_time(text: str) -> bool:
+    return _shape(text) in ("#:#:#", "#:#:#.#", "#:#:#,#")
+
+
+def _of_day(text: str) -> float:
+    hour, minute, second = (int(each) for each in _NUMBER.findall(text)[:3])
+    return hour * 3600.0 + minute * 60.0 + second
+
+
+def _centred(seconds: float, period: float) -> float:
+    """Return the distance from the nearest multiple of `period`."""
+    return (seconds + period / 2) % period - period / 2
