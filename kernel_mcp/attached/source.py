@@ -161,8 +161,9 @@ class RemoteSource:
 
 
 def _connect(connection: ConnectionFile, ends: list[socket.socket]) -> None:
-    """Append sockets of shell, control and iopub. Blocks; raises OSError."""
-    for port in (connection.shell_port, connection.control_port, connection.iopub_port):
+    """Append sockets of shell, control, iopub and stdin. Blocks; raises OSError."""
+    ports = connection.shell_port, connection.control_port, connection.iopub_port
+    for port in (*ports, connection.stdin_port):
         ends.append(_connected(connection, port))  # noqa: PERF401 - what is open is closed
 
 

@@ -61,7 +61,12 @@ MOST_SHOWN = 10
 SHOWN_CHARS = 200
 GONE = "it was ended on its Jupyter server"
 _NUMBER_BYTES = 8
-CHANNELS: dict[bytes, Channel] = {b"shell": "shell", b"iopub": "iopub", b"control": "control"}
+CHANNELS: dict[bytes, Channel] = {
+    b"shell": "shell",
+    b"iopub": "iopub",
+    b"control": "control",
+    b"stdin": "stdin",
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ from kernel_mcp.records import dataclass
 from kernel_mcp.units import KIB, MIB
 from kernel_specs.restricted.wire.zmtp import ProtocolError
 
-Channel: TypeAlias = Literal["shell", "iopub", "control"]
+Channel: TypeAlias = Literal["shell", "iopub", "control", "stdin"]
 
 BURST_S = 0.003
 """Processor seconds for which a kernel's messages are read at once."""
@@ -204,7 +204,8 @@ class Channels(KernelChannels):
         wire: MessageCodec | None = None,
         reads_ahead: bool = False,
     ) -> None:
-        """`ends` are connected sockets for shell, control and iopub; empty to connect by path.
+        """`ends` are connected sockets for shell, control, iopub and perhaps stdin; empty to
+        connect by path, without stdin.
 
         If they are `opened`, the greeting and subscription were sent over them before. `floods` is
         shared by all kernels of the event loop. With `reads_ahead`, output is received during rests
@@ -220,8 +221,12 @@ class Channels(KernelChannels):
         self._settled = perf_counter()
         self._timers: dict[str, asyncio.TimerHandle] = {}
         ports = (connection.shell_port, connection.control_port, connection.iopub_port)
-        shell, control, iopub = ends or map(connection.path, ports)
+        shell, control, iopub, *stdin = ends or map(connection.path, ports)
+        # a kernel asks on stdin the client that has the identity of the cell's request
+        self._identity = self.wire.name if stdin else b""
         self._open("shell", b"DEALER", shell, opened=opened)
+        for end in stdin:
+            self._open("stdin", b"DEALER", end, opened=opened)
         self._open("control", b"DEALER", control, opened=opened)
         self._open("iopub", b"SUB", iopub, opened=opened)
 
@@ -296,6 +301,7 @@ class Channels(KernelChannels):
                 loop=self._loop,
                 opened=opened,
                 leaves_out=self._reads_ahead and channel == "iopub",
+                identity=self._identity if channel in ("shell", "stdin") else b"",
             )
         except OSError as error:
             self._loop.call_soon(self._break, f"its {channel} channel cannot be opened: {error}")

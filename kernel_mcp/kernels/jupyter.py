@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -30,6 +31,7 @@ MOST_EVALUATED = 4 * MIB
 INTERRUPTS = 60
 SETTLE_S = 0.5
 """Seconds between interrupts of a hidden cell, which C code ignores for a while."""
+UNASKED = "The code asked for a line, had nobody to ask, and got an empty one"
 BETWEEN = "This is possible between cells alone: call wait, then this."
 
 
@@ -94,6 +96,34 @@ class JupyterKernel(Kernel):
             raise LaunchError("This kernel supports only Jupyter's own requests.")
         return await super().ask(kind, content, timeout=timeout)
 
+    def _hand_over(self, run: Run, kind: str, content: dict[str, Any]) -> None:
+        content["allow_stdin"] = run.asks is not None
+        super()._hand_over(run, kind, content)
+
+    def answer(self, key: str, action: str, value: str) -> None:
+        """See `Kernel`. Jupyter has no word for no answer: the cell is interrupted then."""
+        if action == "accept":
+            self._send_line(value)
+        else:
+            self.interrupt(alone=True)
+
+    def _send_line(self, value: str) -> None:
+        with contextlib.suppress(LaunchError):  # the end of the kernel is noticed elsewhere
+            self._channels.send("stdin", "input_reply", {"value": value})
+
+    def _on_question(self, message: Message) -> None:
+        """Pass a question on, or send an empty line: kernels of R ask even if they may not."""
+        if message.kind != "input_request":
+            return
+        run = self._run
+        mine = run is not None and message.parent == run.msg_id
+        if run is not None and mine and run.asks is not None:
+            self._take_question(run, {**message.content, "key": run.msg_id})
+            return
+        self._send_line("")
+        if run is not None and mine and UNASKED not in run.notices:
+            run.notices.append(UNASKED)
+
     async def begin_script(self, name: str, timeout: float) -> None:
         """See `Kernel`; a script is a cell like others."""
 
@@ -157,6 +187,9 @@ class JupyterKernel(Kernel):
             self._output_received.set()
         if channel == "iopub" and message.parent in self._concealed:
             self._on_hidden(message)
+            return
+        if channel == "stdin":
+            self._on_question(message)
             return
         super()._on_message(channel, message)
 

@@ -131,6 +131,11 @@ class MessageCodec:
         self._parent, self._parent_id = b"{}", ""
         """Cache of the last parent header, which all messages of a cell share."""
 
+    @property
+    def name(self) -> bytes:
+        """The name of this client, which no other has."""
+        return self._name.encode()
+
     def follow(self, former: MessageCodec) -> None:
         """Accept late answers to requests of `former`, whose kernel goes on as this one."""
         self._former = former._former | {former._name}

@@ -36,12 +36,14 @@ class ZmtpClient:
         loop: asyncio.AbstractEventLoop,
         opened: bool = False,
         leaves_out: bool = False,
+        identity: bytes = b"",
     ) -> None:
         """`place` is the path on which the kernel listens, or a socket that is connected to it.
 
         The socket is closed with the connection. `opened` means that the greeting and subscription
         were sent before. Messages are held until the handshake is complete, because some kernels
-        disconnect a client that does not wait for it. `leaves_out` is that of `Decoder`.
+        disconnect a client that does not wait for it. `leaves_out` is that of `Decoder`,
+        `identity` that of `ready`.
         """
         self.unread = False
         self._loop = loop
@@ -61,7 +63,7 @@ class ZmtpClient:
             if isinstance(place, str):
                 self._socket.connect(place)
             if not opened:
-                self._write(GREETING + ready(socket_type))
+                self._write(GREETING + ready(socket_type, identity))
         except BaseException:
             self._socket.close()
             raise

@@ -1,9 +1,9 @@
 # Runs once in each R kernel, as a hidden cell; prints null if it fits.
 #
-# Packages are installed into the workspace. IRkernel waits for ever where nobody can be asked. It
-# evaluates cells by the package evaluate, old versions of which lose the output of an expression
-# that is interrupted, report no overflow of the C stack, and collect lines in time that grows with
-# the square of their number. Code of users names functions as those of R: here only base is seen.
+# Packages are installed into the workspace. IRkernel evaluates cells by the package evaluate. Old
+# versions of it lose the output of an expression that is interrupted, report no overflow of the C
+# stack, and collect lines in time that grows with the square of their number. Code of users names
+# functions as those of R: here only base is seen.
 base::local({
   most <- 1e6 # characters of a text
   own <- path.expand("~/.R/library") # the session's packages
@@ -37,10 +37,6 @@ base::local({
   }
   for (frame in sys.frames()) if (methods::is(executor <- get0(".self", frame), "Executor")) {
     kernel <- environment(executor$handle_stdin)
-    executor$handle_stdin <- function() {
-      message("[nobody can be asked here: the answer is an empty text]")
-      ""
-    }
     options(browser = function(url) message("[there is no web browser here]"))
     put(baseenv(), "browser", function(...) message("[nobody can be asked here: no browser]"))
     # a value that cannot be shown, such as a plot of a column that is not there, is an error

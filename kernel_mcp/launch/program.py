@@ -22,7 +22,7 @@ _HELPER = "kernel_mcp.network.namespace_connections"
 async def connections(
     process: ConfinedProcess, connection: ConnectionInfo, timeout_s: float
 ) -> tuple[socket.socket, ...]:
-    """Connect to shell, control and iopub of a starting kernel, once it listens.
+    """Connect to shell, control, iopub and stdin of a starting kernel, once it listens.
 
     Loopback addresses are those of the kernel's own network. Waits for at most `timeout_s` seconds.
     Raises LaunchError with the kernel's last output.
@@ -59,7 +59,12 @@ async def connections(
 async def _connected(
     process: ConfinedProcess, connection: ConnectionInfo
 ) -> tuple[socket.socket, ...]:
-    ports = (connection.shell_port, connection.control_port, connection.iopub_port)
+    ports = (
+        connection.shell_port,
+        connection.control_port,
+        connection.iopub_port,
+        connection.stdin_port,
+    )
     with ExitStack() as held:
         ours, theirs = map(
             held.enter_context, socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

@@ -290,8 +290,8 @@ async def _hand_over(kernel: Kernel, cell: Cell) -> Run:
 
 
 def _questions(kernel: Kernel, cell: Cell) -> Callable[[InputRequest], None] | None:
-    """Return the callback for questions of the cell; None if it or its kernel asks none."""
-    if cell.questions is None or not kernel.extended:
+    """Return the callback for questions of the cell; None if it may not ask."""
+    if cell.questions is None:
         return None
     cell.questions.reply = kernel.answer
     return cell.questions.take

@@ -39,7 +39,7 @@ WAITS = "Cell {} waits until a person has answered a question of its code"
 def may_ask(session: Session, cell: Cell, call: Call, settings: Settings) -> None:
     """Let the code of a cell ask the person, if the settings and the client of the call permit.
 
-    To be called before the cell begins. No other kernels than our own ask.
+    To be called before the cell begins.
     """
     if settings.ask and call.asks:
         note = partial(session.events.note, "question")

@@ -12,9 +12,12 @@ from functools import partial
 from pathlib import Path
 
 import anyio
+import mcp_types as types
 import pytest
+from mcp.client import Client
+from mcp.client.session import ClientRequestContext
 
-from tests.integration.agent import Agent, Answer, agent, lost, notices
+from tests.integration.agent import Agent, Answer, agent, command, lost, notices
 from tests.integration.jupyter_kernels import JupyterServer, Opened, by_file, jupyter_server
 from tests.integration.servers import Servers
 from tests.sampled import sampled
@@ -114,6 +117,30 @@ async def test_pictures_and_long_output_come_as_from_any_kernel(way: Way) -> Non
         answer = await cell(notebook, code + "for n in range(20_000): print(n)")
         assert len(answer.images) == 1
         assert answer.cell["omitted"] > 0
+
+
+@pytest.mark.parametrize("way", WAYS, indirect=True)
+async def test_code_asks_the_person_and_no_answer_interrupts_it(way: Way) -> None:
+    answers = [{"action": "accept", "content": {"answer": "Ada"}}, {"action": "decline"}]
+
+    async def elicit(
+        context: ClientRequestContext, params: types.ElicitRequestParams
+    ) -> types.ElicitResult:
+        return types.ElicitResult.model_validate(answers.pop(0))
+
+    async with (
+        way.opened() as theirs,
+        Client(
+            command("--warm", "0", "--attach", theirs.flag), elicitation_callback=elicit
+        ) as client,
+    ):
+        notebook = Agent(client)
+        await notebook.call("create_session", name="theirs", attach=theirs.place)
+        assert "'ADA'" in (await cell(notebook, "x = input('Name? ').upper(); x")).text
+        answer = await cell(notebook, "y = input('Name? ')")
+        assert "1 declined" in answer.text
+        assert answer.status != "ok"
+        assert "'ADA'" in (await cell(notebook, "x")).text
 
 
 async def test_a_cell_is_interrupted_and_the_kernel_goes_on(way: Way) -> None:

@@ -28,9 +28,14 @@ class ProtocolError(ValueError):
     """The peer does not speak ZMTP, or sends more than it may."""
 
 
-def ready(socket_type: bytes) -> bytes:
-    """Return the command that ends the handshake for a socket of this type (DEALER, SUB)."""
+def ready(socket_type: bytes, identity: bytes = b"") -> bytes:
+    """Return the command that ends the handshake for a socket of this type (DEALER, SUB).
+
+    The other end chooses an `identity` if it is empty.
+    """
     body = _READY + b"\x0bSocket-Type" + len(socket_type).to_bytes(4, "big") + socket_type
+    if identity:
+        body += b"\x08Identity" + len(identity).to_bytes(4, "big") + identity
     return bytes((_COMMAND, len(body))) + body
 
 
