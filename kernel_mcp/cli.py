@@ -148,7 +148,7 @@ _COMMANDS = {
     "setup": ("commands.setup", "run_setup"),
     "doctor": ("commands", "run_doctor"),
     "env": ("commands", "run_env"),
-    "sessions": ("commands", "run_sessions"),
+    "sessions": ("commands.sessions", "run_sessions"),
     "lab": ("commands", "run_lab"),
     "image": ("commands", "run_image"),
     "token": ("commands.token", "run_token"),

@@ -35,7 +35,7 @@ from kernel_mcp.packages.lines import CellInstallations
 from kernel_mcp.packages.requirements import ScriptReader
 from kernel_mcp.records import dataclass
 from kernel_mcp.sandbox.base import Sandbox
-from kernel_mcp.sessions.admin import serving_admin, summary_of
+from kernel_mcp.sessions.admin import serving_admin, stop_matching, summary_of
 from kernel_mcp.sessions.bounds import OwnMemory, ServerBounds, memory_bound
 from kernel_mcp.sessions.idle_hibernator import IdleHibernator
 from kernel_mcp.sessions.manager import SessionManager
@@ -216,6 +216,8 @@ async def _answer_operator(
     with Barrier("answering the operator") as barrier:
         if (found := await endpoints.answer(question)) is not None:
             return found
+        if (wanted := question.get("stop")) is not None:
+            return {"stopped": await stop_matching(manager, wanted, time.monotonic())}
     if barrier.failure is not None:
         return {"error": reason_of(barrier.failure)}
     now = time.monotonic()
@@ -224,7 +226,7 @@ async def _answer_operator(
         "pid": os.getpid(),
         "http": "{}:{}".format(*settings.http) if settings.http is not None else "",
         "folder": str(Path.cwd()),
-        "sessions": [await summary_of(each, now) for each in manager.sessions],
+        "sessions": [await summary_of(each, now, settings) for each in manager.sessions],
     }
 
 

@@ -102,3 +102,8 @@ def format_bytes(size: int) -> str:
         if size >= unit:
             return f"{size / unit:.2f}".rstrip("0").rstrip(".") + f" {name}"
     return f"{size} bytes"
+
+
+def in_mebibytes(size: int) -> str:
+    """Return a number of bytes for people, without a fraction below 1 GiB."""
+    return f"{size / GIB:.1f} GiB" if size >= GIB else f"{size / MIB:.0f} MiB"

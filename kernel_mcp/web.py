@@ -11,7 +11,7 @@ import logging
 import socket
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from concurrent.futures import Future
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -89,6 +89,9 @@ class HttpApp(Protocol):
 
     async def levels(self, calls: int) -> Levels:
         """Return the current gauges; `calls` is the number of calls in progress."""
+
+    async def dismiss(self, principals: Collection[str]) -> None:
+        """Stop and save the sessions of principals whose last token was revoked."""
 
     async def share(self, rates: Rates) -> None:
         """Share rate-limit counters with the other servers of this deployment, until cancelled."""
@@ -246,6 +249,13 @@ class TenantPools:
         found = (pool.sessions.deliveries(session) for pool in self.pools)
         return next((each for each in found if each is not None), None)
 
+    async def dismiss(self, principals: Collection[str]) -> None:
+        """See `HttpApp`."""
+        for name in principals:
+            if (pool := self._pool_of_principal.pop(name, None)) is not None:
+                logger.warning("the last token of a principal was revoked: its sessions are ended")
+                await pool.context.manager.expel(name)
+
     async def share(self, rates: Rates) -> None:
         """See `HttpApp`. There is nothing to share, as this is the only server."""
 
@@ -358,6 +368,7 @@ async def _serve(
             verifier.on_tokens_change(observer.tokens)
             warn_of_unknown_grants(settings, verifier.grants())
             tasks.start_soon(verifier.prepare)
+            tasks.start_soon(verifier.watch, app.dismiss)
         announce(url, settings, verifier.token if isinstance(verifier, OneToken) else "")
         await stop.wait()
         await drain()

@@ -1,19 +1,15 @@
-"""Commands other than the server: `kernel-mcp doctor`, `env`, `sessions`, `lab` and `image`."""
+"""Commands other than the server: `kernel-mcp doctor`, `env`, `lab` and `image`."""
 
 from __future__ import annotations
 
 import json
 import logging
-import os
-import stat
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import anyio
 
@@ -27,16 +23,11 @@ from kernel_mcp.environments.store import EnvironmentStore
 from kernel_mcp.environments.uv import sources
 from kernel_mcp.errors import ConfigError, SandboxUnavailable
 from kernel_mcp.extensions import install_line
-from kernel_mcp.launch.rundir import default_base
 from kernel_mcp.linux.process import allow_many_files, foreign_environment, is_terminal
-from kernel_mcp.output.text import one_line
 from kernel_mcp.sandbox.base import ContainerOptions
 from kernel_mcp.sandbox.container.engine import Engine
 from kernel_mcp.sandbox.select import select_sandbox
-from kernel_mcp.units import GIB, MIB, duration
-
-if TYPE_CHECKING:
-    from kernel_mcp.sessions.store import SessionStore
+from kernel_mcp.units import duration, in_mebibytes
 
 _DOCTOR = """\
 Start a sandboxed kernel with every backend this machine has, or with those of --sandbox, and
@@ -136,10 +127,10 @@ def _list(settings: Settings) -> int:
     store = EnvironmentStore(settings.cache_dir)
     stored, downloads = store.stored(), store.downloads
     for found in stored:
-        print(f"{found.path.name}  {_bytes(found.size)}  used {_ago(found.used)}")
+        print(f"{found.path.name}  {in_mebibytes(found.size)}  used {_ago(found.used)}")
         print(f"  {', '.join(found.requested) or 'standard library only'}")
-    size = _bytes(sum(found.size for found in stored))
-    kept = f"{_bytes(tree_size(downloads))} of downloads in {downloads}"
+    size = in_mebibytes(sum(found.size for found in stored))
+    kept = f"{in_mebibytes(tree_size(downloads))} of downloads in {downloads}"
     print(f"{_environments(len(stored))}, {size}; {kept}")
     return 0
 
@@ -188,192 +179,9 @@ def _environments(count: int) -> str:
     return "1 environment" if count == 1 else f"{count} environments"
 
 
-def _bytes(size: int) -> str:
-    return f"{size / GIB:.1f} GiB" if size >= GIB else f"{size / MIB:.0f} MiB"
-
-
 def _ago(moment: float) -> str:
     days = (time.time() - moment) / 86400
     return f"{days:.0f} days ago" if days >= 1 else "today"
-
-
-# sessions: running and persisted ones.
-
-_SESSIONS_USAGE = "sessions: expected one of list, join, forget; see kernel-mcp sessions --help"
-_SESSIONS_HELP = """\
-usage: kernel-mcp sessions list|join|forget [flags]
-
-Sessions of running servers, and those that outlive theirs: each is there again for the next server
-in its folder.
-
-  list                    all of this user, with the folder of each; and those that servers of
-                          this user have now, with principal, state, memory, cells, age, and
-                          the cells that tasks of clients follow
-  join [SESSION]          print the connection file through which people's programs, such as
-                          `jupyter console --existing FILE`, work in a running session beside
-                          its agent; a handle or a name, needed where there are several
-  forget NAME...          remove what is kept of sessions of the current folder; `default` is
-                          the one that calls use which name none
-  forget --all            remove what is kept of all sessions of this user
-
-Each has its own flags: kernel-mcp sessions forget --help"""
-_STATE = ("state-dir", "persist")
-
-
-def run_sessions(argv: Sequence[str]) -> int:
-    """Run one `sessions` command and return its exit code. Raises KernelMcpError."""
-    command, rest = (argv[0], argv[1:]) if argv else ("", ())
-    if command in HELP:
-        print(_SESSIONS_HELP)
-        return 0
-    about = {
-        "list": "Sessions that are kept, and those of running servers.",
-        "join": "Print the connection file of a running session, for people's programs.",
-        "forget": "Remove what is kept of sessions.",
-    }
-    if command not in about:
-        raise ConfigError(_SESSIONS_USAGE)
-    parser = settings_parser(f"kernel-mcp sessions {command}", about[command], OTHERS, shown=_STATE)
-    if command == "join":
-        parser.add_argument("session", nargs="?", default="", help="its handle or name")
-    if command == "forget":
-        parser.add_argument("names", nargs="*", metavar="NAME", help="of sessions of --folder")
-        parser.add_argument("--folder", metavar="DIR", help="where (default: the current folder)")
-        parser.add_argument("--all", action="store_true", help="all sessions of this user")
-    flags = vars(parser.parse_args(list(rest)))
-    names = [str(name) for name in flags.pop("names", None) or ()]
-    folder, every = flags.pop("folder", None) or ".", bool(flags.pop("all", False))
-    joined = str(flags.pop("session", ""))
-    from kernel_mcp.sessions.persistence_setup import store_of
-
-    settings = settings_from(flags)
-    state = _state(settings)
-    if command == "join":
-        return _join(state, joined)
-    store = store_of(settings)
-    if command == "list":
-        _list_sessions(store)
-        return _list_running(state)
-    if not (names or every):
-        raise ConfigError("sessions forget: expected names of sessions, or --all")
-    return _forget_sessions(store, os.path.realpath(folder), None if every else names)
-
-
-def _list_sessions(store: SessionStore) -> None:
-    from kernel_mcp.sessions.words import moment
-
-    store.collect()
-    found = store.entries()
-    now = store.now()
-    for each in found:
-        saved = each.saved
-        key = "?  (never saved, or of another version of kernel-mcp)"
-        if saved is not None:
-            key = f"{one_line(saved.folder)}  {one_line(saved.name)}"
-        left = max(0.0, (each.used + store.most_s - now) / 86400)
-        ends = "in use" if each.held else f"goes in {left:.1f} days"
-        names = saved.names if saved is not None else ()
-        when = moment(saved.moment, now) if saved is not None and saved.moment else "never"
-        print(f"{key}  {len(names)} variables, saved {when}, {_bytes(each.bytes)}, {ends}")
-    count = "1 session" if len(found) == 1 else f"{len(found)} sessions"
-    print(f"{count}, {_bytes(sum(each.bytes for each in found))}")
-
-
-def _list_running(state: Path) -> int:
-    """Print the sessions of running servers; those that do not answer are left out."""
-    from kernel_mcp.sessions.admin import ask_all
-
-    for server in ask_all(state):
-        sessions = server["sessions"]
-        for each in sessions:
-            called = one_line(f"{each['session']}  {each['name'] or '-'}  {each['principal']}")
-            size, age = _bytes(each["memory_bytes"]), _age(each["age_s"])
-            facts = [each["state"], size, _cells(each["cells"]), f"{age} old"]
-            if tasks := each.get("tasks"):  # a server of an earlier version has none
-                facts.append(f"followed by tasks: {', '.join(map(str, tasks))}")
-            if asks := each.get("asks"):
-                facts.append(f"cell {asks} waits for a person's answer")
-            print(f"{called}  {', '.join(facts)}")
-        where = f"on {server['http']}" if server["http"] else "on stdin and stdout"
-        count = "1 session" if len(sessions) == 1 else f"{len(sessions)} sessions"
-        size = _bytes(sum(each["memory_bytes"] for each in sessions))
-        folder = one_line(server["folder"])
-        print(f"server {server['pid']} {where} in {folder}: {count} now, {size}")
-    return 0
-
-
-def _state(settings: Settings) -> Path:
-    """Return the folder in which running servers are looked for.
-
-    Raises ConfigError if other users could answer in their place.
-    """
-    if settings.state_dir is not None:
-        return settings.state_dir
-    path = default_base()
-    with suppress(FileNotFoundError):
-        found = path.lstat()
-        alone = stat.S_ISDIR(found.st_mode) and not found.st_mode & 0o077
-        if not alone or found.st_uid != os.geteuid():
-            raise ConfigError(
-                f"{path} is not a folder of this user alone: what answers there may be no server "
-                "of this user's. Remove it (see `ls -ld`), or name the servers' with --state-dir"
-            )
-    return path
-
-
-def _join(state: Path, session: str) -> int:
-    """Print the connection file of a session; return 1 unless exactly one session matches."""
-    from kernel_mcp.sessions.admin import ask_all
-
-    answers = list(ask_all(state, {"join": session}))
-    files = [str(each["file"]) for each in answers if "file" in each]
-    if len(files) == 1:
-        print(files[0])
-        return 0
-    if not answers:
-        print(f"no server of this user runs with its state in {state}", file=sys.stderr)
-    for each in answers:
-        said = each.get("error") or f"Session {each['session']} of several servers has that name."
-        print(one_line(str(said)), file=sys.stderr)
-    return 1
-
-
-def _cells(count: int) -> str:
-    return "1 cell" if count == 1 else f"{count} cells"
-
-
-def _age(seconds: float) -> str:
-    for size, unit in ((86400, "days"), (3600, "h"), (60, "min")):
-        if seconds >= size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{seconds:.0f} s"
-
-
-def _forget_sessions(store: SessionStore, folder: str, names: Sequence[str] | None) -> int:
-    """Remove persisted sessions of a folder, or all for None; return 1 if one could not be."""
-    from kernel_mcp.sessions.manifest import SessionKey
-
-    store.collect()
-    there = {each.id: each for each in store.entries()}
-    wanted = [*there] if names is None else [SessionKey(folder, name).id for name in names]
-    failed = 0
-    if names is None:
-        store.drop_words()
-    for number, each in enumerate(wanted):
-        known = there.get(each)
-        called = each
-        if known is not None and known.saved is not None:
-            called = one_line(known.saved.name)
-        called = names[number] if names is not None else called
-        if known is None:
-            print(f"nothing is kept of {called} in {folder}", file=sys.stderr)
-        elif not store.forget(each):
-            print(f"{called} is in use by a server: end it first", file=sys.stderr)
-        else:
-            print(f"forgot {called}")
-            continue
-        failed = 1
-    return failed
 
 
 # lab: running sessions as live notebooks.
@@ -394,7 +202,9 @@ def run_lab(argv: Sequence[str]) -> int:
     parser.add_argument("--port", type=int, metavar="N", help=f"default: {_LAB_PORT}, or the next")
     flags = vars(parser.parse_args(list(argv)))
     port = flags.pop("port", None) or _LAB_PORT
-    state = _state(settings_from(flags))
+    from kernel_mcp.commands.sessions import state_folder
+
+    state = state_folder(settings_from(flags))
     missing = [name for name in ("jupyterlab", "jupyter_server_ydoc") if find_spec(name) is None]
     if missing:
         raise ConfigError(f"lab: {' and '.join(missing)} cannot be imported: {install_line('lab')}")

@@ -6,6 +6,7 @@ not exist here.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any
@@ -104,6 +105,9 @@ class FleetHttpApp:
             await anyio.sleep(SHARE_S)
             with Barrier("sharing the rates of principals among fronts"):
                 await shared.share(rates)
+
+    async def dismiss(self, principals: Collection[str]) -> None:
+        """Do nothing: on the nodes, cells of a principal without a token end by themselves."""
 
     async def levels(self, calls: int) -> Levels:
         """Return the number of calls in progress; a front has no other gauges."""

@@ -8,7 +8,7 @@ import logging
 import os
 import stat
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -21,6 +21,9 @@ from kernel_mcp.linux.folders import require_unshared, trusted_users
 from kernel_mcp.records import dataclass
 
 logger = logging.getLogger(__name__)
+
+LOOK_S = 1.0
+"""Seconds between two looks for a change of the file while nobody calls."""
 
 UNSETTLED_NS = 100_000_000
 """A file written within this time before it was read may change again without a new timestamp.
@@ -157,6 +160,24 @@ class TokenFile:
         async with self._turn:
             if self._seen() != self._version:
                 await anyio.to_thread.run_sync(self._read_again)
+
+    async def watch(self, ended: Callable[[frozenset[str]], Awaitable[None]]) -> None:
+        """Look for changes of the file until cancelled, also while nobody calls.
+
+        `ended` gets the principals of which the last row was removed. A file that is missing
+        removes none, as it may be back in a moment.
+        """
+        known = self._principals()
+        while True:
+            await anyio.sleep(LOOK_S)
+            await self.refresh()
+            if self._version != NO_FILE:
+                gone, known = known - self._principals(), self._principals()
+                if gone:
+                    await ended(gone)
+
+    def _principals(self) -> frozenset[str]:
+        return frozenset(row.principal for row in self._rows)
 
     def _seen(self) -> FileVersion | None:
         """Return the current version, NO_FILE without a file, or None if it is not known."""

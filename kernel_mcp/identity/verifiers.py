@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from kernel_mcp.config.settings import Settings
 from kernel_mcp.identity import (
@@ -45,6 +45,11 @@ class Verifiers:
         """Call `told`, in a thread, with a message about each change of the tokens file."""
         if self._tokens is not None:
             self._tokens.on_change = told
+
+    async def watch(self, ended: Callable[[frozenset[str]], Awaitable[None]]) -> None:
+        """See `TokenFile.watch`; without a file there is nothing to look for."""
+        if self._tokens is not None:
+            await self._tokens.watch(ended)
 
     async def prepare(self) -> None:
         """Fetch the issuer's keys, which the first call needs; a failure is logged."""

@@ -22,9 +22,14 @@ import anyio
 import anyio.abc
 
 from kernel_mcp.barriers import Barrier
+from kernel_mcp.config.grants import granted
+from kernel_mcp.config.settings import Settings
+from kernel_mcp.errors import InputError
+from kernel_mcp.linux.proc import Usage
 from kernel_mcp.units import MIB
 
 if TYPE_CHECKING:
+    from kernel_mcp.sessions.manager import SessionManager
     from kernel_mcp.sessions.session import Session
 
 SOCKET, KEY = "operator", "operator.key"
@@ -33,6 +38,7 @@ ANSWER_S = 2.0
 """Time limit of a question and its answer, in seconds."""
 WORK_S = 20.0
 """Additional seconds for a question that is not empty: its answer needs more work."""
+BY_OPERATOR = "was stopped by the operator of the server"
 MOST_BYTES = 16 * MIB
 MOST_ASKED = 4096
 """Maximum bytes of a key and a question together."""
@@ -43,18 +49,23 @@ Facts = Callable[[Mapping[str, Any]], Awaitable[Mapping[str, Any]]]
 """A function from a question to its answer; the empty question lists the server's sessions."""
 
 
-async def summary_of(session: Session, now: float) -> dict[str, Any]:
+async def summary_of(session: Session, now: float, settings: Settings) -> dict[str, Any]:
     """Return a summary of a session; `now` is the time by the clock of sessions, in seconds.
 
     Its field `persisted_id` is that of the persisted entry, the same on later servers; empty for
     none. `tasks` are the numbers of cells that have not ended and that MCP tasks follow.
-    `asks` is the number of the cell with an open question to a person, None for none.
+    `asks` is the number of the cell with an open question to a person, None for none. `pid` is the
+    process of the kernel, and `cell` the number of the running cell; both are 0 for none. `client`
+    is the program that sent the last cell, as that names itself. `doors` are the grants of its
+    code, by kind, from `settings`.
     """
-    kernel, used = session.kernel, 0
+    kernel, used, pid = session.kernel, Usage(), 0
     if kernel is not None and kernel.exit is None:
         with Barrier("measuring a kernel", session.handle):
-            used = (await kernel.handle.limits.used()).memory_bytes
+            pid, used = kernel.handle.pid, await kernel.handle.limits.used()
     running = session.queue.current
+    last = session.queue.cells[-1] if len(session.queue.cells) else None
+    began = running.started if running is not None else None
     asks = running.questions if running is not None else None
     return {
         "session": session.handle,
@@ -62,7 +73,13 @@ async def summary_of(session: Session, now: float) -> dict[str, Any]:
         "persisted_id": "" if (entry := session.persistence.entry) is None else entry.key.id,
         "principal": session.owner,
         "state": session.state,
-        "memory_bytes": used,
+        "memory_bytes": used.memory_bytes,
+        "pid": pid,
+        "cpu_s": round(used.cpu_s, 2),
+        "cell": 0 if running is None else running.number,
+        "cell_s": 0.0 if began is None else round(now - began, 1),
+        "client": "" if last is None else last.origin.program,
+        "doors": granted(settings, session.request.network),
         "age_s": round(now - session.created, 1),
         "cells": len(session.cells),
         "tasks": [
@@ -72,6 +89,44 @@ async def summary_of(session: Session, now: float) -> dict[str, Any]:
         ],
         "asks": None if asks is None or asks.open is None else asks.open.cell,
     }
+
+
+async def stop_matching(
+    manager: SessionManager, wanted: Mapping[str, Any], now: float
+) -> list[dict[str, Any]]:
+    """Stop the sessions with this `session` (handle or name), `principal` and age `older_s`.
+
+    Return a row for each, which says how it ended. Empty conditions hold for every session.
+    """
+    name, principal, older_s = wanted["session"], wanted["principal"], float(wanted["older_s"])
+    found = [
+        each
+        for each in manager.sessions
+        if name in ("", each.handle, each.name)
+        and principal in ("", each.owner)
+        and now - each.created >= older_s
+    ]
+    if name and len(found) > 1:
+        several = ", ".join(each.handle for each in found)
+        raise InputError(f"There are several sessions {name!r}: name one by its handle: {several}.")
+    rows: list[dict[str, Any]] = []
+
+    async def stop(session: Session) -> None:
+        unsaved = await manager.stop(session, BY_OPERATOR)
+        rows.append(
+            {
+                "session": session.handle,
+                "name": session.name,
+                "principal": session.owner,
+                "well": not unsaved,
+                "end": f"stopped, not saved: {unsaved}" if unsaved else "stopped and saved",
+            }
+        )
+
+    async with anyio.create_task_group() as tasks:
+        for each in found:
+            tasks.start_soon(stop, each)
+    return rows
 
 
 @asynccontextmanager

@@ -16,7 +16,7 @@ from kernel_mcp.identity import LOCAL, Principal
 from kernel_mcp.records import dataclass
 from kernel_mcp.sessions.cell import Cell
 from kernel_mcp.sessions.losses import lost_names
-from kernel_mcp.sessions.notifications import ResponseContext
+from kernel_mcp.sessions.notifications import Loss, ResponseContext
 from kernel_mcp.sessions.persistence import DEFAULT_NAME, Persistence
 from kernel_mcp.sessions.session import Session
 from kernel_mcp.sessions.storage import SCRIPT
@@ -246,7 +246,8 @@ class SessionDirectory:
             ended = self._tombstones.find(owner, name) if name != SCRIPT else None
             self._tombstones.reassign_name(owner, name)
         if ended is not None:
-            text = f"The {which} {self._end_in_words(ended)} This is a new {new}"
+            text = f"The {which} {self._end_in_words(ended)}"
+            text += "" if ended.saved else f" This is a new {new}"
             session.notifications.add(text, ended.loss)
 
     def forget_default(self, principal: str, default: str) -> None:
@@ -281,11 +282,16 @@ class SessionDirectory:
             cell.notice(OVERLAPS.format(ahead.number, _named(ahead.origin.program)))
             told.add(caller.client)
 
-    def note_end(self, session: Session, why: str) -> None:
-        """Record the end of a session and its losses, for the owner's next call."""
+    def note_end(self, session: Session, why: str, *, saved: bool = False) -> None:
+        """Record the end of a session and its losses, for the owner's next call.
+
+        Nothing is lost of one that was `saved`, which comes back.
+        """
         if session.handle in self._sessions:
-            loss = session.lost_state(f"it {why}")
-            self._tombstones.add(Tombstone(session.owner, session.handle, session.name, why, loss))
+            loss = Loss(f"it {why}") if saved else session.lost_state(f"it {why}")
+            self._tombstones.add(
+                Tombstone(session.owner, session.handle, session.name, why, loss, saved)
+            )
 
     def missing(self, caller: Caller, session: str) -> SessionNotFound:
         """Return the error for a session that is not open.
@@ -310,5 +316,7 @@ class SessionDirectory:
     def _end_in_words(self, ended: Tombstone) -> str:
         if ended.loss.kept:
             return f"{ended.why}; the kernel that it had joined goes on with its variables."
+        if ended.saved:
+            return f"{ended.why}, and saved."
         files = "" if self._keeps_files else " and files"
         return f"{ended.why}: its variables{files} are gone.{lost_names(ended.loss)}"

@@ -336,6 +336,30 @@ class SessionManager:
             self.directory.note_end(session, why)
             session.close()
 
+    async def expel(self, principal: str) -> None:
+        """Stop and save the sessions of a principal that may no longer call, as `dismiss` does."""
+        self._dismissed.add(principal)
+        async with anyio.create_task_group() as tasks:
+            for session in self.directory.owned_by(principal):
+                tasks.start_soon(
+                    self.stop, session, "was ended as its principal's token was revoked"
+                )
+
+    async def stop(self, session: Session, why: str) -> str:
+        """Interrupt what runs in a session, save it and end it; its persisted state stays.
+
+        Return why it was not saved, empty if it was. `why` is reported to its owner.
+        """
+        unsaved = "it is none that outlives the server"
+        if session.persistence.entry is not None:
+            unsaved = await self._saver.save_last(session.persistence)
+        self.directory.note_end(session, why, saved=not unsaved)
+        session.close()
+        with anyio.move_on_after(CLOSE_TIMEOUT_S):
+            await session.ended.wait()
+        session.events.note("stop", why=why, unsaved=unsaved)
+        return unsaved
+
     async def cells_of(self, caller: Caller, handle: str) -> tuple[str, History]:
         """Return the handle and cells of a session, or of a closed one whose record still exists.
 

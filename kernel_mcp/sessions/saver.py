@@ -79,6 +79,8 @@ after 4 s."""
 SETTLE_S = 2.5
 """Seconds within which cells must stop at the server's end. This is shorter than `--grace`, after
 which a kernel is killed: a session that stops later has no time left for its save."""
+STOP_S = 15.0
+"""Seconds for the save of a session that its operator stops, who waits for the answer."""
 LAST_AT_ONCE = 8
 SMALL_BYTES = 20 * MIB
 
@@ -178,6 +180,17 @@ class Saver:
                     for session in sessions:
                         tasks.start_soon(self._last, session, most_bytes, limiter, left)
 
+    async def save_last(self, session: Saveable) -> str:
+        """Stop the cells of a session that is to end, and save it within `STOP_S` seconds.
+
+        Return why it was not saved, empty if it was.
+        """
+        unsaved = f"that took more than {STOP_S:.0f} s"
+        with Barrier("keeping a session that is stopped", session.handle) as barrier:
+            with anyio.move_on_after(STOP_S):
+                unsaved = await stop_and_save(session, None, anyio.CapacityLimiter(1))
+        return unsaved if barrier.failure is None else reason_of(barrier.failure)
+
     async def _save(self, session: Saveable, limiter: anyio.CapacityLimiter) -> None:
         handle, began = session.handle, self._clock()
         urgent = began >= self._overdue(session)
@@ -239,19 +252,31 @@ class Saver:
         With `most_bytes` None a failure is only logged.
         """
         with Barrier("keeping a session at the end", session.handle):
-            with anyio.move_on_after(SETTLE_S) as settling:
-                await session.settle()
-            if settling.cancelled_caught and session.state == "busy":
-                logger.warning("session %s was not kept: its cell did not stop", session.handle)
-                return
-            # Other work in progress is a checkpoint or a save, which ends by itself.
             try:
-                async with limiter:
-                    while await session.save(most_bytes=most_bytes) is None:
-                        if not await session.settle():
-                            return
+                unsaved = await stop_and_save(session, most_bytes, limiter)
+                if unsaved:
+                    logger.warning("session %s was not kept: %s", session.handle, unsaved)
             except HibernationError as error:
                 if most_bytes is None:
                     logger.warning("what has changed in a session was not kept: %s", error)
                 else:
                     left.append(session)
+
+
+async def stop_and_save(
+    session: Saveable, most_bytes: int | None, limiter: anyio.CapacityLimiter
+) -> str:
+    """Stop the cells of a session and save it; return why it was not saved, empty if it was.
+
+    See `Saveable.save` for `most_bytes` and what is raised.
+    """
+    with anyio.move_on_after(SETTLE_S) as settling:
+        await session.settle()
+    if settling.cancelled_caught and session.state == "busy":
+        return "its cell did not stop"
+    # Other work in progress is a checkpoint or a save, which ends by itself.
+    async with limiter:
+        while await session.save(most_bytes=most_bytes) is None:
+            if not await session.settle():
+                return ""
+    return ""

@@ -16,7 +16,8 @@ MOST = 500
 class Tombstone:
     """An ended session: the reason of its end, and the loss.
 
-    `name` is empty once a later session of the owner has that name.
+    `name` is empty once a later session of the owner has that name. `saved` is True if it comes
+    back with its name.
     """
 
     owner: str
@@ -24,6 +25,7 @@ class Tombstone:
     name: str
     why: str
     loss: Loss
+    saved: bool = False
 
 
 class Tombstones:

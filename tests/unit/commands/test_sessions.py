@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from kernel_mcp import commands
 from kernel_mcp.cli import EXIT_USAGE, main
+from kernel_mcp.commands import sessions
 from kernel_mcp.errors import ConfigError
 from kernel_mcp.sessions.manifest import SessionKey
 from kernel_mcp.sessions.store import SessionStore
@@ -103,8 +103,8 @@ def test_servers_are_not_looked_for_where_others_could_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
 ) -> None:
     tmp_path.chmod(0o777)
-    monkeypatch.setattr(commands, "default_base", lambda: tmp_path)
+    monkeypatch.setattr(sessions, "default_base", lambda: tmp_path)
     with pytest.raises(ConfigError, match="not a folder of this user alone"):
-        commands.run_sessions([*words, "--persist", "off"])
+        sessions.run_sessions([*words, "--persist", "off"])
     tmp_path.chmod(0o700)
-    commands.run_sessions([*words, "--persist", "off"])
+    sessions.run_sessions([*words, "--persist", "off"])

@@ -13,6 +13,7 @@ from typing import Any
 import anyio
 import pytest
 
+from kernel_mcp.config.settings import Settings
 from kernel_mcp.sessions import admin
 from kernel_mcp.sessions.admin import KEY, SOCKET, ask_all, serving_admin, summary_of
 from kernel_mcp.sessions.directory import Caller
@@ -131,7 +132,7 @@ async def test_a_session_is_told_by_handle_owner_state_cells_and_age(tmp_path: P
         session = await manager.create(Caller(principal="ada"), name="work")
         cell = session.submit("x = 1", 0)
         await cell.finished.wait()
-        found = await summary_of(session, session.created + 12.0)
+        found = await summary_of(session, session.created + 12.0, Settings(network=("a.org",)))
     assert found == {
         "session": session.handle,
         "name": "work",
@@ -139,6 +140,12 @@ async def test_a_session_is_told_by_handle_owner_state_cells_and_age(tmp_path: P
         "principal": "ada",
         "state": found["state"],
         "memory_bytes": 0,
+        "pid": found["pid"],
+        "cpu_s": 0.0,
+        "cell": 0,
+        "cell_s": 0.0,
+        "client": "",
+        "doors": {"network": ["a.org"], "ask": ["600 s"]},
         "age_s": 12.0,
         "cells": 1,
         "tasks": [],
