@@ -46,6 +46,10 @@ _STRANGER = (
 STRANGER_S = 60.0
 HELLO_S = 5.0
 """Timeout in seconds for probing whether the head speaks TLS."""
+HEAD_S = 10.0
+"""Timeout in seconds for an answer of the head."""
+_BOUNDS = {"RAY_NUM_REDIS_GET_RETRIES": "5", "RAY_gcs_server_request_timeout_seconds": "20"}
+"""Variables that bound how long Ray waits for a head that has just stopped to answer."""
 
 
 class FleetUnavailable(KernelMcpError):
@@ -54,7 +58,8 @@ class FleetUnavailable(KernelMcpError):
 
 def import_ray() -> ModuleType:
     """Import Ray, which only this function does. Raises ConfigError if it is not installed."""
-    for name, value in (("RAY_USAGE_STATS_ENABLED", "0"), ("RAY_DEDUP_LOGS", "0")):
+    quiet = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0"}
+    for name, value in (quiet | _BOUNDS).items():
         os.environ.setdefault(name, value)
     try:
         import ray
@@ -115,14 +120,13 @@ def secret_of(address: str) -> str:
     return token
 
 
-def check_tls(address: str) -> None:
-    """Raise ConfigError if only one of this process and the head of the cluster uses TLS.
+def check_head(address: str) -> None:
+    """Check that a head answers, and that it uses TLS if and only if this process does.
 
-    Ray would hang then, without an error.
+    Ray would wait for minutes, without an error. Raises FleetUnavailable, ConfigError.
     """
     wanted = os.environ.get(TLS) == "1"
-    if (speaks := _speaks_tls(check_address(address), int(address.rpartition(":")[2]))) is None:
-        return  # connecting reports what is wrong
+    speaks = _speaks_tls(address)
     if speaks and not wanted:
         raise ConfigError(
             f"--fleet {address}: that cluster speaks TLS. Set {TLS}=1 and the certificates "
@@ -135,24 +139,47 @@ def check_tls(address: str) -> None:
         )
 
 
-def _speaks_tls(host: str, port: int) -> bool | None:
-    """Return True if a server speaks TLS, or None if it cannot be reached or does not answer.
+def _speaks_tls(address: str) -> bool:
+    """Return True if a server speaks TLS. Its certificate is not verified.
 
-    Its certificate is not verified.
+    Raises FleetUnavailable if it cannot be reached or does not answer.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    place = check_address(address), int(address.rpartition(":")[2])
     try:
-        with socket.create_connection((host, port), HELLO_S) as connection:
-            try:
-                context.wrap_socket(connection).close()
-            except ssl.SSLError as error:
-                return "ALERT" in (error.reason or "")  # it requires a client certificate
-            except ConnectionError:
-                return False
-    except OSError:
-        return None
+        connection = socket.create_connection(place, HELLO_S)
+    except OSError as error:
+        raise FleetUnavailable(
+            f"nobody listens at {address}: {error.strerror or error}. Is that the address of the "
+            "head, and is `ray start --head` done there?"
+        ) from error
+    with connection:
+        try:
+            context.wrap_socket(connection).close()
+        except ssl.SSLError as error:
+            return "ALERT" in (error.reason or "")  # it requires a client certificate
+        except TimeoutError:
+            raise FleetUnavailable(
+                f"the head at {address} accepts connections, but has not answered for "
+                f"{HELLO_S:g} s: it hangs, or its machine is overloaded. Look at it, then try again"
+            ) from None
+        except OSError:
+            return False
     return True
+
+
+def _check_token(ray: ModuleType, address: str) -> None:
+    """Raise ConfigError if the cluster refuses the token, which Ray would try for many seconds."""
+    try:
+        ray._raylet.GcsClient(address=address).internal_kv_keys(b"", None)
+    except ray.exceptions.AuthenticationError as error:
+        raise ConfigError(
+            f"--fleet {address}: the head refuses the token of this process: "
+            f"{str(error).partition('. ')[0]}. Set {TOKEN} (or {TOKEN_FILE}) as on the head"
+        ) from error
+    except ray.exceptions.RayError as error:
+        raise FleetUnavailable(f"the head at {address} does not answer: {error}") from error
 
 
 def require_authentication(address: str) -> None:
@@ -220,8 +247,9 @@ def connect(address: str, *, place: str = "") -> Any:
     secret_of(address)
     if place and not is_address(place):
         raise ConfigError(f"--fleet-place {place}: expected an address of IP")
-    check_tls(address)
+    check_head(address)
     ray = import_ray()
+    _check_token(ray, address)
     given = {"_node_ip_address": place} if place else {}
     try:
         ray.init(
@@ -236,9 +264,20 @@ def connect(address: str, *, place: str = "") -> Any:
         raise FleetUnavailable(
             f"the cluster at {address} cannot be reached from here: "
             f"{text[0] if text else type(error).__name__}. Is `ray start` done on this machine, "
-            "with the same token, and the same versions of Ray and Python?"
+            "with the same versions of Ray and Python as on the head?"
         ) from error
     return ray
+
+
+def answer_of(ray: Any, reference: Any, within_s: float = HEAD_S) -> Any:
+    """Wait for the value of a Ray reference, and return it. Raises FleetUnavailable after that."""
+    try:
+        return ray.get(reference, timeout=within_s)
+    except ray.exceptions.GetTimeoutError as error:
+        raise FleetUnavailable(
+            f"the fleet has not answered for {within_s:g} s: its head has stopped, or is "
+            "overloaded. Look at its machine, then try again"
+        ) from error
 
 
 def is_address(text: str) -> bool:

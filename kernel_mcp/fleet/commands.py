@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import pickle
@@ -24,9 +25,10 @@ from kernel_mcp.config.settings import Settings
 from kernel_mcp.errors import ConfigError, KernelMcpError, ServerFailure
 from kernel_mcp.fleet.cluster import (
     FleetUnavailable,
+    answer_of,
     check_address,
+    check_head,
     check_network,
-    check_tls,
     connect,
     import_ray,
     require_authentication,
@@ -71,7 +73,7 @@ usage: kernel-mcp fleet status|drain [flags]
 
 The fleet of the Ray cluster whose head has the address of --fleet.
 
-  status          its nodes: sessions, free memory, which drain or are lost
+  status          its nodes: sessions, free memory, which drain or are lost; --json prints all
   drain NODE      have a node take no sessions, and give those that it has to others; 0 once it has
                   none. --within is how long cells that run are waited for, --undo ends it
 
@@ -92,7 +94,7 @@ def run_node(argv: Sequence[str]) -> int:
     secret_of(settings.fleet)
     storage_of(settings.fleet_store)
     import_ray()
-    check_tls(settings.fleet)
+    check_head(settings.fleet)
     require_authentication(settings.fleet)
     given = _write_settings(settings)
     os.chdir("/")  # else Ray's workers would import modules from the current folder
@@ -333,8 +335,11 @@ def run_fleet(argv: Sequence[str]) -> int:
         parser.add_argument("node", metavar="NODE", help="its name")
         parser.add_argument("--within", metavar="TIME", help=f"for cells that run ({_WITHIN})")
         parser.add_argument("--undo", action="store_true", help="have it take sessions again")
+    else:
+        parser.add_argument("--json", action="store_true", help="print all that is known, as JSON")
     flags = vars(parser.parse_args(list(rest)))
     within_s = _time(flags, "within", _WITHIN)
+    as_json = bool(flags.pop("json", False))
     node, undo = str(flags.pop("node", "")), bool(flags.pop("undo", False))
     settings = settings_from(flags)
     if not settings.fleet:
@@ -343,7 +348,8 @@ def run_fleet(argv: Sequence[str]) -> int:
     ray = connect(settings.fleet, place=settings.fleet_place)
     registry = registry_of(ray)
     if command == "status":
-        print(status([Member.of(row) for row in ray.get(registry.rows.remote())]))
+        rows = answer_of(ray, registry.rows.remote())
+        print(json.dumps(rows, indent=2) if as_json else status(list(map(Member.of, rows))))
         return 0
     return _drain(ray, registry, node, within_s, undo=undo)
 
@@ -353,7 +359,10 @@ def status(members: Sequence[Member]) -> str:
     lines = []
     for each in members:
         load = each.load
-        state = "lost" if each.lost else "draining" if each.draining else "ready"
+        if each.lost:
+            lines.append(f"{each.name}  {each.place}  lost")
+            continue
+        state = "draining" if each.draining else "ready"
         lines.append(
             f"{each.name}  {each.place}  {state}, {load.sessions} of {load.most} sessions "
             f"({load.busy} run cells), {load.free_bytes / GIB:.1f} GiB free, "
@@ -370,18 +379,17 @@ def _drain(ray: Any, registry: Any, node: str, within_s: float, *, undo: bool) -
 
     Raises FleetUnavailable without such a node, and NodeLost.
     """
-    if not ray.get(registry.drain.remote(node, not undo)):
-        there = ", ".join(
-            str(row["name"]) for row in ray.get(registry.rows.remote()) if not row["lost"]
-        )
+    if not answer_of(ray, registry.drain.remote(node, not undo)):
+        rows = answer_of(ray, registry.rows.remote())
+        there = ", ".join(str(row["name"]) for row in rows if not row["lost"])
         raise FleetUnavailable(f"there is no node {node!r}; there are {there or 'none'}")
     actor = ray.get_actor(actor_name(node))
     try:
         if undo:
-            ray.get(actor.stop_draining.remote())
+            answer_of(ray, actor.stop_draining.remote())
             print(f"{node} takes sessions")
             return 0
-        kept = ray.get(actor.drain.remote(within_s))
+        kept = answer_of(ray, actor.drain.remote(within_s), within_s + LAST_S)
     except ray.exceptions.RayActorError as error:
         raise NodeLost(f"node {node} was lost meanwhile; its sessions go on elsewhere") from error
     for handle, why in kept.items():

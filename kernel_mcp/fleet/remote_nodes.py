@@ -7,6 +7,7 @@ import contextlib
 import logging
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -14,16 +15,13 @@ import anyio
 
 from kernel_mcp.barriers import Barrier
 from kernel_mcp.errors import KernelMcpError
-from kernel_mcp.fleet.cluster import NAMESPACE, FleetUnavailable, awaited
+from kernel_mcp.fleet.cluster import HEAD_S, NAMESPACE, FleetUnavailable, awaited
 from kernel_mcp.fleet.members import Member
 from kernel_mcp.fleet.node import actor_name
 from kernel_mcp.fleet.placement import choose
 from kernel_mcp.tools.calls import Call
 
 logger = logging.getLogger(__name__)
-
-HEAD_S = 10.0
-"""Timeout in seconds for the head of the fleet."""
 
 
 class NodeLost(KernelMcpError):
@@ -100,8 +98,8 @@ class RemoteNodes:
         """
         members = await self._fetch_members()
         lost = {each.member.life for each in self._known.values() if each.lost.is_set()}
-        there = [each for each in members if each.life not in lost]
-        found = choose(there, environment, self._draw, but=but, ahead=self._sent)
+        members = [replace(each, lost=each.lost or each.life in lost) for each in members]
+        found = choose(members, environment, self._draw, but=but, ahead=self._sent)
         if found is None:
             raise FleetUnavailable(
                 "No node of the fleet takes sessions now: "

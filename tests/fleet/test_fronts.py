@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -14,7 +15,7 @@ import pytest
 from mcp import StdioServerParameters
 from mcp.client import Client
 
-from tests.fleet.machines import HEAD, Machines
+from tests.fleet.machines import HEAD, Machines, stopped
 from tests.integration.agent import Agent
 
 pytestmark = [pytest.mark.anyio]
@@ -118,7 +119,7 @@ async def test_packages_undo_and_branches_go_through_a_front(whole: Machines) ->
     [
         ({"RAY_AUTH_MODE": "disabled"}, "without authentication runs any program"),
         ({"RAY_AUTH_TOKEN": "short"}, "at least 32 random ones"),
-        ({"RAY_AUTH_TOKEN": "w" * 48}, "cannot be reached from here"),
+        ({"RAY_AUTH_TOKEN": "w" * 48}, "InvalidAuthToken: Authentication token is missing or inc"),
     ],
     ids=["none", "short", "wrong"],
 )
@@ -130,3 +131,20 @@ def test_who_has_not_the_token_is_refused(
     assert done.returncode != 0
     assert why in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_the_state_of_a_fleet_can_be_read_by_programs(whole: Machines) -> None:
+    done = whole.run("fleet", "status", "--json", "--fleet", whole.address)
+    assert [(each["name"], each["lost"]) for each in json.loads(done.stdout)] == [
+        ("n2", False), ("n3", False), ("n4", False)
+    ]  # fmt: skip
+
+
+def test_a_head_that_hangs_or_is_not_there_ends_a_command(whole: Machines) -> None:
+    with stopped(whole.of_ray("gcs_server")):
+        done = whole.run("fleet", "status", "--fleet", whole.address)
+    assert done.returncode == 1
+    assert "has not answered for 5 s" in done.stderr
+    done = whole.run("fleet", "status", "--fleet", "127.0.0.2:6398")
+    assert done.returncode == 1
+    assert "nobody listens at 127.0.0.2:6398" in done.stderr

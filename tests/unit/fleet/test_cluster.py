@@ -13,7 +13,14 @@ from threading import Thread
 import pytest
 
 from kernel_mcp.errors import ConfigError
-from kernel_mcp.fleet.cluster import check_address, check_network, check_tls, secret_of
+from kernel_mcp.fleet import cluster
+from kernel_mcp.fleet.cluster import (
+    FleetUnavailable,
+    check_address,
+    check_head,
+    check_network,
+    secret_of,
+)
 from kernel_mcp.network.authority import Authority
 
 TOKEN = "t" * 48
@@ -112,17 +119,26 @@ def test_a_head_with_tls_is_told_from_one_without(
     if wanted:
         monkeypatch.setenv("RAY_USE_TLS", "1")
         with head(context) as address:
-            check_tls(address)
+            check_head(address)
         with head(None) as address, pytest.raises(ConfigError, match="does not speak TLS"):
-            check_tls(address)
+            check_head(address)
     else:
         with head(None) as address:
-            check_tls(address)
+            check_head(address)
         with head(context) as address, pytest.raises(ConfigError, match=r"speaks TLS\. Set"):
-            check_tls(address)
+            check_head(address)
 
 
-def test_of_a_head_that_is_not_there_tls_says_nothing() -> None:
+def test_a_head_that_is_not_there_is_told_at_once() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         address = f"127.0.0.1:{listening.getsockname()[1]}"
-    check_tls(address)
+    with pytest.raises(FleetUnavailable, match=f"nobody listens at {address}: Connection refused"):
+        check_head(address)
+
+
+def test_a_head_that_hangs_is_told_after_a_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster, "HELLO_S", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as listening:  # the kernel accepts for it
+        address = f"127.0.0.1:{listening.getsockname()[1]}"
+        with pytest.raises(FleetUnavailable, match="accepts connections, but has not answered"):
+            check_head(address)

@@ -216,6 +216,12 @@ async def test_where_no_node_takes_sessions_that_is_said() -> None:
         assert "one is being drained, two is being drained" in text
 
 
+async def test_a_node_that_does_not_answer_is_called_lost_and_not_full() -> None:
+    async with fleet("one") as given:
+        given.one.lost = True
+        assert "one is lost" in await given.said("create_session")
+
+
 async def test_a_session_that_is_found_nowhere_ends_the_search() -> None:
     async with fleet() as given:
         given.one.replies = [{"moved": "two"}] * 50
