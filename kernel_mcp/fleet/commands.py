@@ -37,7 +37,7 @@ from kernel_mcp.fleet.cluster import (
 from kernel_mcp.fleet.front import FleetCalls
 from kernel_mcp.fleet.handles import check_node
 from kernel_mcp.fleet.members import Member
-from kernel_mcp.fleet.node import Node, actor_name, start_options
+from kernel_mcp.fleet.node import START_S, Node, actor_name, start_options
 from kernel_mcp.fleet.registry import registry_of
 from kernel_mcp.fleet.remote_nodes import NodeLost
 from kernel_mcp.fleet.signed import key_of
@@ -172,7 +172,7 @@ def _start_node(ray: Any, name: str, given: str, within_s: float) -> int:
             .options(**start_options(context.get_node_id(), name))
             .remote(name, life, place, given)
         )
-        pid, watchdog = ray.get(actor.start.remote())
+        pid, watchdog = answer_of(ray, actor.start.remote(), START_S + LAST_S)
     except ray.exceptions.RayTaskError as error:
         raise _plain(error) from error
     except (ValueError, ray.exceptions.RayError) as error:

@@ -53,6 +53,9 @@ WATCHDOG = "kernel_mcp.fleet.watchdog"
 AT_ONCE = 10_000
 """Concurrent calls of a node, most of which wait for cells."""
 START_S = 120.0
+"""Seconds after which a node that has not joined is killed."""
+LAST_WORDS_S = 5.0
+"""Seconds before that in which it reports what took long."""
 
 
 def actor_name(node: str) -> str:
@@ -79,6 +82,7 @@ class Node:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._registry: Any = None
         self._failure = ""
+        self._stage = "the proof of the sandbox"
         self._until = 0.0
 
     async def start(self) -> tuple[int, int]:
@@ -103,7 +107,14 @@ class Node:
         watching = await anyio.to_thread.run_sync(_number_of, self._watchdog)
         begun = asyncio.Event()
         self._spawn(self._run(begun))
-        await begun.wait()
+        with anyio.move_on_after(START_S - LAST_WORDS_S) as patience:
+            await begun.wait()
+        if patience.cancelled_caught:
+            waited_s = START_S - LAST_WORDS_S
+            raise KernelMcpError(
+                f"node {self._member.name} was not ready after {waited_s:g} s: {self._stage} takes "
+                "too long. Is the machine overloaded? The log of this process is Ray's"
+            )
         if self._failure:
             raise KernelMcpError(self._failure)
         return os.getpid(), watching
@@ -272,6 +283,7 @@ class Node:
         options = ContainerOptions.of(settings)
         async with AsyncExitStack() as stack:
             sandbox = await proven(begin_proof(*settings.sandbox, container=options))
+            self._stage = "the start of the server"
             persistence_factory = factory_with(make, kept)
             app = await stack.enter_async_context(
                 app_context(
@@ -295,6 +307,7 @@ class Node:
             tasks.start_soon(warm_up, app)
             collector = Collector(table, is_over, most_s=persist.seconds)
             tasks.start_soon(collector.run, is_first)
+            self._stage = "the start of the registry, a process on the head,"
             await self._join(registry)
             self._sessions = sessions
             tasks.start_soon(self._renew, registry, others)
@@ -303,10 +316,17 @@ class Node:
             tasks.cancel_scope.cancel()
 
     async def _join(self, registry: Any) -> None:
-        """Join the fleet, which begins the lease. Raises KernelMcpError if it is refused."""
-        asked = boottime()
-        if refusal := await registry.join.remote(self._member.row()):
-            raise KernelMcpError(refusal)
+        """Join the fleet, which begins the lease. Raises KernelMcpError if it is refused.
+
+        A fresh registry may answer only when its process has started, after the lease that was
+        asked for. So the node asks again until a whole answer fits into the lease.
+        """
+        left_s = 0.0
+        while left_s < LEASE_S / 2:
+            asked = boottime()
+            if refusal := await registry.join.remote(self._member.row()):
+                raise KernelMcpError(refusal)
+            left_s = asked + LEASE_S - boottime()
         self._extend_deadline(asked + LEASE_S)
 
     async def _renew(self, registry: Any, others: FleetUsage) -> None:

@@ -20,29 +20,39 @@ pytestmark = pytest.mark.anyio
 
 
 class Slow:
-    """A list of members that is heard late."""
+    """A list of members that is heard late, by seconds for each answer."""
 
-    def __init__(self, clock: FakeClock) -> None:
+    def __init__(self, clock: FakeClock, *late_s: float) -> None:
         self._clock = clock
+        self.late_s = list(late_s)
 
     async def join(self, _row: object) -> str:
-        self._clock.now += 7
+        self._clock.now += self.late_s.pop(0)
         return ""
 
 
-async def test_the_first_lease_counts_from_when_it_was_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    settings = tmp_path / "settings"
+    settings.write_bytes(pickle.dumps(Settings()))
+    return Node("one", "1", "127.0.0.1", str(settings))
+
+
+@pytest.mark.parametrize(
+    ("late_s", "counted_s"), [([4.0], 0.0), ([7.0, 0.0], 7.0), ([60.0, 11.0, 1.0], 71.0)]
+)
+async def test_the_first_lease_counts_from_a_question_whose_answer_came_in_time(
+    late_s: list[float], counted_s: float, node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = FakeClock()
-    asked = clock.now
+    began = clock.now
     leases: list[float] = []
     monkeypatch.setattr(node_module, "boottime", clock)
     monkeypatch.setattr(Node, "_extend_deadline", lambda _node, until: leases.append(until))
-    settings = tmp_path / "settings"
-    settings.write_bytes(pickle.dumps(Settings()))
-    node = Node("one", "1", "127.0.0.1", str(settings))
-    await node._join(Actor(Slow(clock)))
-    assert leases == [asked + LEASE_S]
+    slow = Slow(clock, *late_s)
+    await node._join(Actor(slow))
+    assert leases == [began + counted_s + LEASE_S]
+    assert not slow.late_s
 
 
 def test_sessions_of_a_node_take_all_grants_but_that_of_questions() -> None:
