@@ -5,7 +5,6 @@ from __future__ import annotations
 import mimetypes
 import re
 from contextlib import ExitStack
-from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -64,8 +63,10 @@ class Cells:
                 caller, request.path_params["handle"]
             )
             shown: Any = self._shown if self._context.masks else bytes
-            write = partial(notebook_pieces, undone=cells.undone, metadata=cells.notebook)
-            pieces = filter(None, write(cells, shown=shown))
+            written = notebook_pieces(
+                cells, undone=cells.undone, metadata=cells.notebook, session=handle, shown=shown
+            )
+            pieces = filter(None, written)
             return StreamedResponse(
                 200,
                 {

@@ -10,6 +10,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from kernel_mcp.errors import NotebookError
@@ -294,13 +295,19 @@ class NotebookDocument:
             )
 
 
-def code_cell(name: str, source: str, outputs: Sequence[Any], count: int | None) -> dict[str, Any]:
+def code_cell(
+    name: str,
+    source: str,
+    outputs: Sequence[Any],
+    count: int | None,
+    metadata: Mapping[str, Any] = MappingProxyType({}),
+) -> dict[str, Any]:
     """Return a new code cell, with its fields in the order in which Jupyter writes them."""
     return {
         "cell_type": "code",
         "execution_count": count,
         "id": name,
-        "metadata": {},
+        "metadata": dict(metadata),
         "outputs": list(outputs),
         "source": lines(source),
     }

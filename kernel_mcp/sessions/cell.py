@@ -131,6 +131,8 @@ class Cell:
     telling            True while an answer that reports its end is being delivered
     abandoned          True if its call was cancelled
     state_as_of        last cell whose effects the variables had at its end, or before at its start
+    began_as_of        the same at its start, 0 for no cell; None if its code was not run
+    lost_before        reason why all variables were lost since the cell before; may be empty
     ahead              reason for a checkpoint before it
     rollback           text on the state restored after its kernel was killed; empty for none
     missing            module or magic that was not available, as named by `policy.missing`
@@ -164,6 +166,8 @@ class Cell:
         self.phase = Phase.QUEUE
         self.numbered = False
         self.state_as_of: int | None = None
+        self.began_as_of: int | None = None
+        self.lost_before = ""
         self.error: Exception | None = None
         self.finished = anyio.Event()
         self.since = 0

@@ -394,6 +394,7 @@ class History(Sequence[Cell]):
         cell = Cell.ended(number, row["code"], log, outcome, row["duration_s"])
         cell.phase, cell.numbered = Phase(row["phase"]), row["numbered"]
         cell.state_as_of, cell.author = row["state_as_of"], row.get("author", "")
+        cell.began_as_of, cell.lost_before = row.get("began_as_of"), row.get("lost_before", "")
         cell.usage = CellUsage(*row.get("used", ()))
         cell.origin = Origin(program=row.get("client", ""))
         if late := row.get("late"):
@@ -416,6 +417,8 @@ def _row(cell: Cell) -> dict[str, Any]:
         "phase": cell.phase.value,
         "numbered": cell.numbered,
         "state_as_of": cell.state_as_of,
+        "began_as_of": cell.began_as_of,
+        "lost_before": cell.lost_before,
         "late": None if cell.late_since is None else astuple(cell.late_since),
         "losses": [[loss.cause, loss.names, loss.more] for loss in cell.losses],
         "duration_s": cell.duration_s,

@@ -45,6 +45,8 @@ class KernelState:
         self.used = False
         self.pending_restore: SavedState | None = None
         self.worked: list[int] = []
+        self.lost = ""
+        """Reason why all variables were lost, until the next cell; empty if they were not."""
         self.branch_folder = ""
         """The own folder of a branch, relative to the workspace; empty for other sessions."""
         self.branch_checkpoint: Checkpoint | None = None
@@ -103,6 +105,7 @@ class KernelState:
 
     def lose(self, what: str, loss: Loss) -> Notice:
         """Add a notice that all variables are lost; `what` is a sentence with the reason."""
+        self.lost = what
         text = f"{what}: all {self.contents} made before are lost; {FILES_KEPT}"
         return self.notifications.add(f"{text}.{lost_names(loss)}", loss)
 

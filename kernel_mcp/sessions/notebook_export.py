@@ -22,6 +22,7 @@ from kernel_mcp.output.fallback import or_fallback
 from kernel_mcp.output.items import DisplayItem, FailureItem, GapItem, Item, StreamName, TextItem
 from kernel_mcp.output.markup import JSON_DEPTH, NotJson, Shape, checked, compact, slices, string
 from kernel_mcp.output.text import omission
+from kernel_mcp.sessions.boundaries import Boundaries
 from kernel_mcp.sessions.cell import Cell
 
 NOTEBOOK_MIME = "application/x-ipynb+json"
@@ -52,23 +53,25 @@ def notebook(
     *,
     undone: Container[int] = (),
     metadata: Mapping[str, Any] = PYTHON_METADATA,
+    session: str = "",
 ) -> bytes:
     """Return the cells as an .ipynb file of at most `most` bytes. Blocking: run it in a thread.
 
-    Cells whose numbers are in `undone` are tagged as undone. `metadata` are those of the notebook.
+    Cells whose numbers are in `undone` are tagged as undone. `metadata` are those of the notebook,
+    `session` is the handle. A markdown cell says where the variables of earlier cells were lost.
     """
     written = BytesIO()
-    for piece in notebook_pieces(cells, most, undone=undone, metadata=metadata):
+    for piece in notebook_pieces(cells, most, undone=undone, metadata=metadata, session=session):
         written.write(piece)
     return written.getvalue()
 
 
-def cell_as_json(cell: Cell, most: int = CELL_BYTES) -> dict[str, Any]:
+def cell_as_json(cell: Cell, most: int = CELL_BYTES, session: str = "") -> dict[str, Any]:
     """Return a cell as a JSON object, with outputs of at most half of `most` bytes. Blocking.
 
     Raises NotebookError if its code is longer than `most` bytes.
     """
-    pieces = _Writer(most, ()).cell(cell)
+    pieces = _Writer(most, (), session).cell(cell)
     if pieces is None:
         raise NotebookError(f"its code has more than {most:,} bytes.")
     made: dict[str, Any] = json.loads(b"".join(pieces))
@@ -81,17 +84,21 @@ def notebook_pieces(
     *,
     undone: Container[int] = (),
     metadata: Mapping[str, Any] = PYTHON_METADATA,
+    session: str = "",
     shown: Callable[[bytes], bytes] = bytes,
 ) -> Iterator[bytes]:
     """Yield the file of `notebook` cell by cell; `shown` transforms each cell's JSON. Blocking."""
     yield b'{"cells":[\n'
-    writer = _Writer(most - _END_BYTES, undone)
+    writer = _Writer(most - _END_BYTES, undone, session)
+    boundaries = Boundaries(undone)
     count, written = len(cells), 0
     for cell in islice(cells, count):
         pieces = writer.cell(cell)
         if pieces is None:
             break
         yield b",\n" if written else b""
+        if lost := boundaries.before(cell):
+            yield shown(_text(f"boundary-{cell.number}", f"**{lost}**")) + b",\n"
         yield shown(b"".join(pieces))
         written += 1
     if written < count:
@@ -104,14 +111,19 @@ def notebook_pieces(
 
 def _left_out(first: int, last: int) -> bytes:
     text = f"[cells {first:,} to {last:,} left out: {_FULL}]"
-    return compact({"cell_type": "markdown", "id": "left-out", "metadata": {}, "source": text})
+    return _text("left-out", text)
+
+
+def _text(name: str, text: str) -> bytes:
+    return compact({"cell_type": "markdown", "id": name, "metadata": {}, "source": text})
 
 
 class _Writer:
     """Writes cells within `most` bytes, of which outputs get half."""
 
-    def __init__(self, most: int, undone: Container[int]) -> None:
+    def __init__(self, most: int, undone: Container[int], session: str = "") -> None:
         self._undone = undone
+        self._session = session
         self._left = most
         self._outputs_left = most // 2
         self._values_left = JSON_VALUES
@@ -122,7 +134,13 @@ class _Writer:
         count = cell.execution_count
         outputs = self._outputs(cell, count)
         cause = outcome.cause if outcome else None
-        remarks = {"status": cell.status.value, "cause": cause, "author": cell.author}
+        remarks: dict[str, Any] = {
+            "status": cell.status.value,
+            "cause": cause,
+            "author": cell.author,
+        }
+        if self._session:
+            remarks |= {"session": self._session, "cell": cell.number}
         tags = {"tags": ["undone"]} if cell.number in self._undone else {}
         head = {
             "id": f"cell-{cell.number}",

@@ -109,7 +109,9 @@ class NotebookSinks:
                 with Barrier(doing, self._handle) as barrier:
                     try:
                         with anyio.CancelScope(shield=True):
-                            name = await anyio.to_thread.run_sync(partial(_write, cell, place))
+                            name = await anyio.to_thread.run_sync(
+                                partial(_write, cell, place, self._handle)
+                            )
                         self._written[cell.number] = NotebookTarget(place.book, name, "")
                     except (NotebookError, WorkspaceError) as error:
                         reason = str(error)
@@ -192,24 +194,25 @@ def _tags(cell: NotebookCell) -> tuple[Mapping[str, Any], list[Any]]:
     return metadata, tags if isinstance(tags, list) else []
 
 
-def _write(cell: Cell, place: NotebookTarget) -> str:
+def _write(cell: Cell, place: NotebookTarget, session: str) -> str:
     """Write a cell that has ended into its notebook, and return its id there.
 
     Raises NotebookError, WorkspaceError, OSError.
     """
     from kernel_mcp.notebooks.document import code_cell
     from kernel_mcp.notebooks.jsontext import unlike
-    from kernel_mcp.sessions.notebook_export import cell_as_json
+    from kernel_mcp.sessions.notebook_export import OWN, cell_as_json
 
     written = cell_as_json(cell)
     outputs = [_by_lines(each) for each in written["outputs"]]
     count = written["execution_count"]
+    own = {OWN: {"session": session, "cell": cell.number}}
 
     def add(document: NotebookDocument) -> str:
         place.book.check_language(document)
         name = unlike(secrets.token_hex(4), (each.id for each in document.cells))
         end = len(document.cells)
-        return document.insert(end, code_cell(name, cell.recorded, outputs, count))
+        return document.insert(end, code_cell(name, cell.recorded, outputs, count, own))
 
     def update(document: NotebookDocument) -> str:
         found = document.find(place.id)
@@ -218,11 +221,11 @@ def _write(cell: Cell, place: NotebookTarget) -> str:
                 f"cell {place.id!r} was {'removed' if found is None else 'changed'} while it ran. "
                 "What it has put out is in the answer only."
             )
-        values: dict[str, Any] = {"execution_count": count, "outputs": outputs}
         metadata, tags = _tags(document.cells[found])
+        metadata = {**metadata, **own}
         if UNDONE in tags:
-            kept = [each for each in tags if each != UNDONE]
-            values["metadata"] = {**metadata, "tags": kept}
+            metadata["tags"] = [each for each in tags if each != UNDONE]
+        values = {"execution_count": count, "outputs": outputs, "metadata": metadata}
         document.change(found, values)
         return place.id
 

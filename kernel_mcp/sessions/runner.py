@@ -356,6 +356,8 @@ class CellRunner:
         if refusal is not None:
             return self._refused(cell, refusal)
         await self._lifecycle.checkpoint_ahead(cell)
+        cell.began_as_of = self._state.as_of or 0
+        cell.lost_before, self._state.lost = self._state.lost, ""
         self._events.begins(kernel.handle)
         began = self._clock()
         with self._recovery.running_cell():

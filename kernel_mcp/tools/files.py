@@ -203,7 +203,8 @@ def _check_replaced(session: Session, path: str) -> None:
 def _export(session: Session, path: str) -> int:
     _check_replaced(session, path)
     cells = session.cells
-    return _write(session, path, notebook(cells, undone=cells.undone, metadata=cells.notebook))
+    book = notebook(cells, undone=cells.undone, metadata=cells.notebook, session=session.handle)
+    return _write(session, path, book)
 
 
 def _script(session: Session, path: str) -> CallToolResult:

@@ -121,7 +121,12 @@ class Documents:
         handle, cells = await self._manager.cells_of(caller, match["session"])
         if match["notebook"]:
             write = partial(
-                notebook, cells, RESOURCE_BYTES, undone=cells.undone, metadata=cells.notebook
+                notebook,
+                cells,
+                RESOURCE_BYTES,
+                undone=cells.undone,
+                metadata=cells.notebook,
+                session=handle,
             )
             book = await anyio.to_thread.run_sync(write, limiter=self._one_notebook)
             return Document(NOTEBOOK_MIME, [book.decode()])

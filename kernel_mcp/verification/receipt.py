@@ -22,7 +22,6 @@ RECEIPT_BYTES = 1024 * 1024
 """Maximum bytes of a receipt that is read."""
 FOLDER_NAME = "receipt.json"
 """Name of the receipt in an exported folder."""
-_FORMAT = "kernel-mcp-receipt"
 
 CellResult = Literal["same", "differs", "fragile", "failed", "not repeated", "skipped"]
 Result = Literal["reproduced", "differs", "fragile", "does not run", "incomplete"]
@@ -65,7 +64,7 @@ class Receipt(_Part):
     differences  what differed, in words
     """
 
-    format: Literal["kernel-mcp-receipt"] = _FORMAT
+    format: Literal["kernel-mcp-receipt"] = "kernel-mcp-receipt"
     version: Literal[1] = 1
     made: float
     result: Result
