@@ -127,6 +127,8 @@ class Questions:
         self._nobody = False
         """True once the client has answered that it asks nobody."""
         self._timer: asyncio.TimerHandle | None = None
+        self._cut = False
+        """True if an answer was too long for the code."""
         self._ends: Counter[str] = Counter()
         self._opening: set[anyio.CancelScope] = set()
         self._closing: set[anyio.CancelScope] = set()
@@ -167,6 +169,7 @@ class Questions:
             return False
         self._nobody = self._nobody or answer.action == "cancel"
         value = answer.value[:ANSWER_CHARS] if answer.action == "accept" else ""
+        self._cut = self._cut or len(answer.value) > ANSWER_CHARS
         self.reply(self._kernel_key, NOBODY if self._nobody else answer.action, value)
         self._close(answer.action, len(value))
         return True
@@ -217,7 +220,9 @@ class Questions:
         ends = [f"{count} {_DID[end]}" for end, count in self._ends.items()]
         most = self._ends.total() >= MOST_QUESTIONS
         bound = f". One cell may ask {MOST_QUESTIONS} times" if most else ""
-        return [f"The code asked the person: {', '.join(ends)}{bound}"] if ends else []
+        cut = f". The code got the first {ANSWER_CHARS:,} characters of an answer"
+        words = f"The code asked the person: {', '.join(ends)}{bound}{cut if self._cut else ''}"
+        return [words] if ends else []
 
     def _rest(self, *, resting: bool) -> None:
         self._cell.rest(resting=resting)

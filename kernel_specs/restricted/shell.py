@@ -22,7 +22,7 @@ from typing import Any
 
 from ipykernel.jsonutil import json_clean
 from ipykernel.zmqshell import ZMQInteractiveShell
-from IPython.core.error import UsageError
+from IPython.core.error import StdinNotImplementedError, UsageError
 from IPython.core.interactiveshell import ExecutionInfo, ExecutionResult
 from traitlets import Any as AnyTrait
 from traitlets import Bool, Instance, Type, Unicode, observe
@@ -203,6 +203,11 @@ class Shell(ZMQInteractiveShell):
             self._showtraceback(kind, value, tracebacks.exception_only(kind, value))
         else:
             self._showtraceback(kind, value, self._format(kind, value, trace))
+            if self.call_pdb:  # `%pdb on`
+                try:
+                    self.debugger(force=True)
+                except StdinNotImplementedError as error:
+                    print(error, file=sys.stderr)
 
     def _show_memory_error(self, value: BaseException) -> None:
         """Publish a MemoryError, then free the locals of its frames."""

@@ -18,6 +18,7 @@ import pytest
 from mcp.client import Client
 from mcp.client.session import ClientRequestContext
 
+from kernel_mcp.sessions.questions import ANSWER_CHARS
 from tests.integration.agent import ERAS, Agent, command
 from tests.integration.task_client import (
     MOST_POLLS_S,
@@ -117,6 +118,34 @@ async def test_a_debugger_is_a_conversation() -> None:
         await give(one, task, key, "c")
         state = await one.ended(task)
         assert "42" in text_of(state["result"])
+
+
+async def test_an_exception_opens_the_debugger_where_it_is_on() -> None:
+    async with task_client(capabilities=BOTH) as one:
+        await one.run("execute", code="%pdb on")
+        task = await one.call("execute", code="x = 5\n1 / 0")
+        key, request = await asked(one, task)
+        assert "ipdb>" in request["params"]["message"]
+        await give(one, task, key, "p x * 111")
+        task = await one.get(task["taskId"])
+        key, request = await asked(one, task)
+        assert "555" in request["params"]["message"]
+        await give(one, task, key, "q")
+        assert "ZeroDivisionError" in text_of((await one.ended(task))["result"])
+    async with task_client(capabilities={"extensions": {TASKS: {}}}) as one:
+        text = await one.run("execute", code="%pdb on\n1 / 0")
+        assert "ZeroDivisionError" in text
+        assert "nobody to ask" in text
+
+
+async def test_an_answer_that_is_too_long_is_cut_with_a_word() -> None:
+    async with task_client(capabilities=BOTH) as one:
+        task = await one.call("execute", code="len(input('Text? '))")
+        key, _ = await asked(one, task)
+        await give(one, task, key, "x" * (ANSWER_CHARS + 1))
+        text = text_of((await one.ended(task))["result"])
+        assert text.startswith(f"{ANSWER_CHARS}\n")
+        assert "the first 100,000 characters" in text
 
 
 Reply = Callable[[str], tuple[str, str]]
