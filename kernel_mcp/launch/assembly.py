@@ -28,7 +28,7 @@ from kernel_mcp.launch.readiness import Inspection, Inspector, ReadinessChannel
 from kernel_mcp.launch.rundir import RunDirectory
 from kernel_mcp.limits.kernel import KernelLimits
 from kernel_mcp.limits.manager import ResourceManager
-from kernel_mcp.linux.folders import Identity
+from kernel_mcp.linux.folders import Identity, private_folder
 from kernel_mcp.linux.proc import threads_of_user
 from kernel_mcp.linux.safe_tree import give_tree, remove_tree
 from kernel_mcp.records import dataclass
@@ -90,6 +90,12 @@ class KernelAssembly:
             of_kernel.callback(ring.close)
             if self.mounts.strict:
                 channel.give([await self.mounts.ruleset()])
+            connection = connection or self._connection(folder, request, identity)
+            if request.tools and request.program is None:
+                path = private_folder(self.runs.tools) / folder.name
+                of_sandbox.callback(path.unlink, missing_ok=True)
+                channel.give([rundir.listening_at(str(path))])
+                connection = replace(connection, tools=str(path))
             access = self.network.access()
             of_sandbox.callback(access.close)
             paths = self.sandbox.guest_paths(request.workspace, folder)
@@ -103,7 +109,7 @@ class KernelAssembly:
                 identity=identity,
                 folder=folder,
                 paths=paths,
-                connection=connection or self._connection(folder, request, identity),
+                connection=connection,
                 limits=limits,
                 channel=channel,
                 ring=ring,

@@ -46,7 +46,8 @@ class ConnectionInfo:
     """The addresses of a kernel: the content of a Jupyter connection file.
 
     With the `transport` ipc, `ip` is the path prefix on the host; the socket of channel n is
-    `{ip}-{n}`. With tcp it is an address of the kernel's own network.
+    `{ip}-{n}`. With tcp it is an address of the kernel's own network. `tools` is the path on the
+    host where code of cells waits for the gateway of tools; empty if no tools are open.
     """
 
     ip: str
@@ -58,6 +59,7 @@ class ConnectionInfo:
     hb_port: int = 5
     signature_scheme: str = "hmac-sha256"
     transport: str = "ipc"
+    tools: str = ""
 
     @property
     def ports(self) -> tuple[int, ...]:
@@ -186,7 +188,7 @@ class LaunchRequest:
     """All that is needed to start one kernel for one session.
 
     `variables` are set in `os.environ` and override those that every kernel has. Without a
-    `program` the kernel is this server's own.
+    `program` the kernel is this server's own. With `tools` code of cells may call tools.
     """
 
     session: str
@@ -197,3 +199,4 @@ class LaunchRequest:
     layers: tuple[Path, ...] = ()
     variables: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     program: Program | None = None
+    tools: bool = False

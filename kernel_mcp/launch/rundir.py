@@ -105,17 +105,20 @@ def listening(connection: ConnectionInfo) -> list[int]:
     """
     made: list[int] = []
     try:
-        for port in connection.ports:
-            one = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-            made.append(one.detach())
-            with socket.socket(fileno=os.dup(made[-1])) as bound:
-                bound.bind(connection.path(port))
-                bound.listen(BACKLOG)
+        made.extend(listening_at(connection.path(port)) for port in connection.ports)
     except BaseException:
         for fd in made:
             os.close(fd)
         raise
     return made
+
+
+def listening_at(path: str) -> int:
+    """Return a Unix socket that listens at a new path; the caller closes it. Raises OSError."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as made:
+        made.bind(path)
+        made.listen(BACKLOG)
+        return made.detach()
 
 
 def boot_content(
@@ -158,6 +161,7 @@ def boot_content(
         "sealed": sealed,
         "connected": connected,
         "lifeline": checkpoints,
+        "tools": request.tools,
         "variables": dict(request.variables),
         "strict": [*strict],
         "runtime": ["/usr", *map(str, request.environment.readonly)],
@@ -263,12 +267,16 @@ _PREFIX = "s-"
 
 
 class RunDirectory:
-    """A private folder, removed with the server: kernels' sockets in `k`, other files beside it."""
+    """A private folder, removed with the server: kernels' sockets in `k`, other files beside it.
+
+    `tools` has sockets that no kernel sees: code could replace those in folders that it sees.
+    """
 
     def __init__(self, path: Path, lock: int) -> None:
         self.path = path
         self._lock = lock
         self.kernels = private_folder(path / "k")
+        self.tools = path / "t"
 
     @classmethod
     def create(cls, base: Path | None = None) -> RunDirectory:

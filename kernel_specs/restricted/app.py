@@ -29,6 +29,7 @@ from kernel_specs.restricted.console.streams import Console
 from kernel_specs.restricted.display import bundles
 from kernel_specs.restricted.interrupts import InterruptGate
 from kernel_specs.restricted.kernel import SandboxKernel
+from kernel_specs.restricted.policy import imports
 from kernel_specs.restricted.service import Channel, ServiceThread
 from kernel_specs.restricted.wire import session, sockets, zmtp
 from kernel_specs.restricted.wire.session import LeanSession
@@ -89,6 +90,9 @@ class KernelApp(IPKernelApp):
         loop = self.shell.loop
         if boot.sealed:
             _let_processes_meet_over_tcp()
+        if boot.tools:
+            self.kernel.tools_fd = _sent(boot, 1)[0].detach()
+            imports.open_tools(self.kernel.tools_fd)
         ends, opened, ports = _sockets(info, boot)
         publisher = XPubSocket(opened.get("iopub"), HIGH_WATER_BYTES)
         self.iopub = IOPubPublisher(

@@ -129,6 +129,7 @@ class BootConfig:
     sealed    the host sends the sockets over ready_fd: this process can make no Unix socket
     connected  the host sends the `ENDS` of connections over ready_fd: this process listens nowhere
     lifeline  the host requests checkpoints over ready_fd, which stays open
+    tools     the host sends the socket where its gateway calls, before those of the channels
     strict    mounts in which only files can be read that the ruleset sent over ready_fd allows
     ring_fd   shared memory that keeps the end of the output for the host; -1 for none
     runtime   path prefixes of code that may import anything
@@ -149,6 +150,7 @@ class BootConfig:
     sealed: bool = False
     connected: bool = False
     lifeline: bool = False
+    tools: bool = False
     strict: tuple[str, ...] = ()
     runtime: tuple[str, ...] = ()
     variables: dict[str, str] = field(default_factory=dict, repr=False)
@@ -201,6 +203,7 @@ def parse(data: dict[str, Any]) -> BootConfig:
         sealed=data.get("sealed") is True,
         connected=data.get("connected") is True,
         lifeline=data.get("lifeline") is True,
+        tools=data.get("tools") is True,
         strict=_strings(data.get("strict", [])),
         runtime=_strings(data.get("runtime", [])),
         variables={

@@ -74,6 +74,8 @@ class SandboxKernel(CheckpointRequests, SnapshotRequests, IPythonKernel):
     allow_imports: Callable[[Iterable[str]], None] = AnyTrait(default_value=frozenset)
     """Extends the import guard, where there is one."""
 
+    tools_fd = -1
+    """The socket where code waits for calls of the gateway of tools; -1 if no tools are open."""
     _execute_sleep = 0.0
     """Output is sent before the reply by construction: there is nothing to wait for."""
     _ended = False
@@ -389,6 +391,14 @@ class SandboxKernel(CheckpointRequests, SnapshotRequests, IPythonKernel):
     def _publish_question(self, content: dict[str, Any]) -> None:
         self.session.send(self.iopub, "input_request", content, self.get_parent("shell"))
         self.iopub.pump()
+
+    def ask_for_tools(self) -> bool:
+        """Ask the server that its gateway calls; return False in a child, which cannot ask."""
+        if os.getpid() != self._pid:
+            return False
+        self.session.send(self.iopub, "kernel_mcp_tools", {}, self.get_parent("shell"))
+        self.iopub.pump()
+        return True
 
     async def kernel_mcp_answer_request(self, stream: Any, ident: Any, parent: Any) -> None:
         """Hand an answer to the code that waits for it (service thread)."""

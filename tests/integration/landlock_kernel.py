@@ -75,6 +75,7 @@ async def notebook(
     limits: Limits | None = None,
     launcher: Launcher | None = None,
     folder: Path | None = None,
+    tools: bool = False,
 ) -> AsyncIterator[Notebook]:
     """Start a kernel in an empty workspace, below `folder` if given, and end it."""
     with tempfile.TemporaryDirectory(prefix="kernel-mcp-", dir=folder) as made:
@@ -86,6 +87,7 @@ async def notebook(
             policy=POLICY,
             limits=limits or Limits(),
             workspace=Path(made),
+            tools=tools,
         )
         handle = await launcher.launch(request)
         kernel = Kernel(handle, environment=ENVIRONMENT, policy=POLICY)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import os
 import signal
@@ -12,12 +13,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Protocol
 
 import anyio
 
 from kernel_mcp.barriers import ignore_missing
 from kernel_mcp.errors import LaunchError
+from kernel_mcp.launch import rundir
 from kernel_mcp.launch.base import ConnectionInfo, hold_little, take_no_descriptors
 from kernel_mcp.launch.checkpoint import Checkpoint
 from kernel_mcp.launch.process import (
@@ -101,6 +104,7 @@ class ForkedSandboxGroup:
         self._pending: set[Checkpoint] = set()
         self._namespace = ""
         self._resuming = 0
+        self._copies = itertools.count(2)
         self._clearing = anyio.Lock()
         self._closed = False
         forked.needed = lambda: self.needed(forked)
@@ -253,6 +257,13 @@ class ForkedSandboxGroup:
                 control_socket, guest = _pair(own, socket.SOCK_SEQPACKET)
                 theirs.append(guest.detach())
                 theirs.append(ring.guest_fd())
+                connection = self._connection
+                if connection.tools:  # a socket of its own: the copy has lost the first one
+                    connection = replace(
+                        connection, tools=f"{connection.tools}-{next(self._copies)}"
+                    )
+                    theirs.append(rundir.listening_at(connection.tools))
+                    own.callback(Path(connection.tools).unlink, missing_ok=True)
                 resumed = await checkpoint.resume(theirs, folder)
             try:
                 process = ConfinedProcess(
@@ -273,7 +284,7 @@ class ForkedSandboxGroup:
             inspected = self._inspect(resumed.pid, resumed.pidfd, kin=kin)
             own.callback(inspected.forget)
             self.tail.forget()
-            connection = ConnectionInfo(ip=self._connection.ip, key=resumed.key)
+            connection = replace(connection, key=resumed.key)
             boundary = ("forked from a checkpoint of its session", *inspected.words)
             kernel = KernelProcess(
                 sockets=KernelSockets(connection, channels, control_socket),

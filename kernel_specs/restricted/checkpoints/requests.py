@@ -154,10 +154,14 @@ def _close_own(kernel: Any, fds: Sequence[int]) -> None:
 def _connect(kernel: Any, lifeline: Lifeline, order: dict[str, Any], fds: list[int]) -> None:
     """Serve the connections that the host has sent, with a service thread of this process.
 
-    `fds` are those of `ENDS`, then the control socket and the output ring.
+    `fds` are those of `ENDS`, then the control socket and the output ring. Where tools are open the
+    socket for their calls follows. It takes the place of the earlier one.
     """
     ends = {name: socket.socket(fileno=fd) for name, fd in zip(ENDS, fds, strict=False)}
-    lifeline.fd, ring = fds[len(ENDS) :]
+    lifeline.fd, ring, *tools = fds[len(ENDS) :]
+    for fd in tools:
+        os.dup2(fd, kernel.tools_fd, inheritable=False)
+        os.close(fd)
     before = kernel.service
     after_fork.close_loop(before.io_loop.asyncio_loop)
     assert lifeline.loops is not None

@@ -80,6 +80,20 @@ def support(given: Sequence[str]) -> None:
         sys.path.insert(place, folder)
 
 
+TOOLS = str(Path(__file__).parents[1] / "importable")
+"""Folder of the modules by which code of cells calls tools."""
+TOOLS_FD = "KERNEL_MCP_TOOLS_FD"
+"""Variable with the descriptor of the socket where such code waits for the gateway of tools."""
+
+
+def open_tools(fd: int) -> None:
+    """Let code import `tools`, in child processes too; it calls over the listening socket `fd`."""
+    sys.path.insert(before_sites(sys.path), TOOLS)
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = f"{before}{os.pathsep}{TOOLS}" if before else TOOLS
+    os.environ[TOOLS_FD] = str(fd)
+
+
 def _let_look() -> None:
     """Make workers of multiprocessing and joblib read PYTHONPATH although this process has -I."""
     for name in ("subprocess", "multiprocessing.util"):
