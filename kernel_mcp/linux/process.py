@@ -240,6 +240,15 @@ def is_terminal(stream: TextIO | None) -> bool:
     return stream is not None and stream.isatty()
 
 
+def has_terminal() -> bool:
+    """Return True if this process has a controlling terminal, whose end sends it SIGHUP."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY | os.O_CLOEXEC))
+    except OSError:
+        return False
+    return True
+
+
 def plain_signals() -> None:
     """Unblock all signals and ignore none; no effect outside the main thread.
 

@@ -13,6 +13,8 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from types import FrameType
 
+from kernel_mcp.linux.process import has_terminal
+
 SHUTDOWN_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 BEAT_S = 1.0
 """Seconds between two heartbeats of the event loop."""
@@ -63,10 +65,16 @@ class Shutdown:
         return INTERRUPTED if self._interrupted and self._code is None else 0
 
     def take_signals(self) -> None:
-        """Handle `SHUTDOWN_SIGNALS` with this object; no effect outside the main thread."""
+        """Handle `SHUTDOWN_SIGNALS` with this object; no effect outside the main thread.
+
+        For a service, which has a `code`, SIGHUP means that logs were rotated, and does nothing. If
+        it has a terminal, SIGHUP ends it: the terminal may have been closed.
+        """
         if threading.current_thread() is threading.main_thread():
             for number in SHUTDOWN_SIGNALS:
                 signal.signal(number, self._on_signal)
+            if self._code is not None and not has_terminal():
+                signal.signal(signal.SIGHUP, lambda *_: None)
             sys.unraisablehook = self._on_unraisable
             faulthandler.register(signal.SIGVTALRM, file=_STDERR, all_threads=False)
             self._watched = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -21,8 +22,8 @@ logger = logging.getLogger(__name__)
 class AuditLog:
     """The audit trail in a file. Each event is one line, written before the call returns.
 
-    Threadsafe. A write to a local file takes microseconds. The first failed write is logged and
-    reported in `state`; the server continues.
+    Threadsafe. After a rotation the next line begins a new file. A write to a local file takes
+    microseconds. The first failed write is logged and reported in `state`; the server continues.
     """
 
     def __init__(
@@ -41,14 +42,36 @@ class AuditLog:
         self._lock = threading.Lock()
         self._torn = False
         self.state = "on"
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         try:
-            self._fd = os.open(path, flags | os.O_NONBLOCK, 0o600)
+            self._fd, self._file = self._opened()
         except OSError as reason:
             raise ConfigError(f"--audit-log {path}: {reason.strerror}") from reason
-        if not stat.S_ISREG(os.fstat(self._fd).st_mode):
-            os.close(self._fd)
-            raise ConfigError(f"--audit-log {path}: it is not a regular file")
+
+    def _opened(self) -> tuple[int, tuple[int, int]]:
+        """Return the file opened for appending, and its device and inode. Raises OSError."""
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        fd = os.open(self._path, flags | os.O_NONBLOCK, 0o600)
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode):
+            os.close(fd)
+            raise OSError(errno.EINVAL, "it is not a regular file")
+        return fd, (found.st_dev, found.st_ino)
+
+    def _follow_name(self) -> None:
+        """Open the file again if its name is gone or another file's, as after a rotation.
+
+        Raises OSError; the former file stays open then.
+        """
+        try:
+            found = os.lstat(self._path)
+            if (found.st_dev, found.st_ino) == self._file:
+                return
+        except FileNotFoundError:
+            pass
+        former = self._fd
+        self._fd, self._file = self._opened()
+        self._torn = False
+        os.close(former)
 
     def note(self, event: str, facts: Mapping[str, Any]) -> None:
         """Add a line."""
@@ -57,6 +80,10 @@ class AuditLog:
         moment = _iso(self._now())
         line = json.dumps({"time": moment, "event": event, **self._masks.anywhere(facts)}) + "\n"
         with self._lock:
+            try:
+                self._follow_name()
+            except OSError as reason:
+                self._failed(reason.strerror or str(reason))
             data = ("\n" + line if self._torn else line).encode()
             try:
                 self._torn = os.write(self._fd, data) < len(data)

@@ -41,6 +41,7 @@ class HttpServer:
             text=True,
             cwd=ROOT,
             env={**os.environ, "KERNEL_MCP_PERSIST": "off", **(environ or {})},
+            start_new_session=True,  # without a terminal, as a service
         )
         self._reader = threading.Thread(target=self._listen)
         self._reader.start()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import pty
 import signal
 import subprocess
 import sys
@@ -109,6 +111,28 @@ def test_the_first_signal_is_heard_and_work_at_the_end_is_done(orderly: Process,
     code, out, _ = orderly.end()
     assert out.split() == ["heard", "saved"]
     assert code == (130 if name == "SIGINT" else 0)
+
+
+SERVICE = "shutdown = Shutdown(0)\nshutdown.take_signals()\n" + ORDERLY
+
+
+def test_a_service_without_a_terminal_outlives_sighup() -> None:
+    process = Process("os.setsid()\n" + SERVICE, "0")
+    process.popen.send_signal(signal.SIGHUP)
+    process.popen.send_signal(signal.SIGTERM)
+    code, out, err = process.end()
+    assert (code, out.split()) == (0, ["heard", "saved"])
+    assert "SIGHUP" not in err
+
+
+def test_a_service_ends_with_its_terminal() -> None:
+    pid, terminal = pty.fork()
+    if not pid:
+        os.execv(sys.executable, [sys.executable, "-c", BEGIN + SERVICE, "0"])
+    while b"ready" not in os.read(terminal, 1000):
+        pass
+    os.close(terminal)
+    assert os.WIFEXITED(os.waitpid(pid, 0)[1])  # which waits for its end
 
 
 def test_work_that_takes_longer_than_the_alarm_is_not_cut_short_while_the_loop_runs() -> None:

@@ -69,6 +69,36 @@ def test_a_line_cut_short_does_not_spoil_the_next(
     assert [json.loads(line)["event"] for line in path.read_text().splitlines()[1:]] == ["two"]
 
 
+@pytest.mark.parametrize("empty", [True, False], ids=["removed", "created anew"])
+def test_after_a_rotation_lines_go_to_the_file_that_has_the_name(
+    tmp_path: Path, empty: bool
+) -> None:
+    path, older = tmp_path / "audit.jsonl", tmp_path / "audit.jsonl.1"
+    audit = log(path)
+    audit.note("one", {})
+    path.rename(older)
+    if not empty:
+        path.touch(0o600)
+    audit.note("two", {})
+    audit.note("three", {})
+    assert [line["event"] for line in lines(older)] == ["one"]
+    assert [line["event"] for line in lines(path)] == ["two", "three"]
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert audit.state == "on"
+    audit.close()
+
+
+def test_a_rotation_that_leaves_no_file_to_add_to_loses_no_line(tmp_path: Path) -> None:
+    path, older = tmp_path / "audit.jsonl", tmp_path / "audit.jsonl.1"
+    audit = log(path)
+    path.rename(older)
+    path.mkdir()
+    audit.note("two", {})
+    assert [line["event"] for line in lines(older)] == ["two"]
+    assert "failing since" in audit.state
+    audit.close()
+
+
 @pytest.mark.parametrize("kind", ["folder", "missing", "link", "pipe"])
 def test_a_file_that_cannot_be_added_to_is_refused_at_the_start(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "audit.jsonl"
