@@ -86,7 +86,7 @@ def open_events(settings: Settings, facts: Mapping[str, Any]) -> Events:
     masks, audit = Masks(settings.masked_values), None
     if settings.audit_log is not None:
         audit = AuditLog(settings.audit_log, masks=masks)
-    events = Events(audit, meters_of(settings))
+    events = Events(audit, meters_of(settings), audits_code=settings.audit_code)
     http = "{}:{}".format(*settings.http) if settings.http is not None else ""
     callers = callers_in_words(settings)
     events.note("server_start", {"version": __version__, **facts, "http": http, "callers": callers})

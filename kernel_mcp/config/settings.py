@@ -343,9 +343,11 @@ class Settings:
     )
     audit_log: Path | None = flag(
         "audit-log", path, _SERVER, "FILE", "none kept",
-        "add a JSON line to FILE for every session, cell, install, file, refusal, kill, "
-        "checkpoint, undo, branch and hibernation",
+        "add a JSON line to FILE for each session, cell, file, refusal, connection and others",
         value=None,
+    )
+    audit_code: bool = flag(
+        "audit-code", switch, _SERVER, "", "off", "code in that file, and not only its SHA-256"
     )
     max_sessions: int = flag(
         "max-sessions", count, _SERVER, "N", "16",

@@ -24,7 +24,7 @@ class Moved:
     node: str = ""
 
 
-_FIELDS = ("principal", "default", "known", "client", "program", "request")
+_FIELDS = ("principal", "default", "known", "client", "program", "request", "peer")
 
 
 def caller_row(caller: Caller) -> dict[str, Any]:

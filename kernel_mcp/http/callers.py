@@ -7,7 +7,7 @@ from typing import Any
 
 from starlette.requests import Request
 
-from kernel_mcp.http.connections import state_of
+from kernel_mcp.http.connections import peer_of, state_of
 from kernel_mcp.identity import Principal
 from kernel_mcp.sessions.directory import Caller
 from kernel_mcp.sessions.notifications import NO_RECEIPT, RequestId, ResponseContext
@@ -48,6 +48,7 @@ def caller_of(
         client=session or _kind(request),
         response=ResponseContext(receipt),
         request=state.get("request", ""),
+        peer=peer_of(request.scope),
     )
 
 

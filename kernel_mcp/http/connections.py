@@ -289,6 +289,11 @@ class HttpProtocol(H11Protocol):
         self.transport.abort()
 
 
+def peer_of(scope: Any) -> str:
+    """Return the address of the client: behind a trusted proxy that of the proxy's client."""
+    return str(scope["client"][0]) if scope.get("client") else ""
+
+
 def state_of(scope: Any) -> dict[str, Any]:
     """Return the state of a request: `connection`, `principal`, `delivery`, and others."""
     found: dict[str, Any] = scope["state"]

@@ -183,6 +183,7 @@ class _Files:
                     raise
                 return _listed(await work.run(session.workspace.list_files, path))
             stack.callback(opened.close)
+            session.events.read(path)
             tag = tag_of(opened.info)
             masked = bool(self._context.masks) and opened.text
             modified = opened.info.st_mtime

@@ -33,7 +33,7 @@ from kernel_mcp.http.bodies import (
     skip_body,
     values_of,
 )
-from kernel_mcp.http.connections import ClientConnection, state_of
+from kernel_mcp.http.connections import ClientConnection, peer_of, state_of
 from kernel_mcp.http.delivery import Delivery
 from kernel_mcp.http.fair_queue import BYTES_S, CALLS_S, FairQueue, TokenBucket
 from kernel_mcp.http.refusals import RequestRefused, respond, respond_json
@@ -186,7 +186,7 @@ class Gate:
         """Check one request, and pass it on or refuse it."""
         if scope["type"] != "http":
             return
-        peer = scope["client"][0] if scope.get("client") else ""
+        peer = peer_of(scope)
         meter = TrafficMeter(receive, send)
         try:
             await self._pass(scope, meter, send, peer)

@@ -12,7 +12,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from kernel_mcp.extensions import install_line
-from kernel_mcp.http.connections import state_of
+from kernel_mcp.http.connections import peer_of, state_of
 from kernel_mcp.http.gate import METRICS_PATH
 from kernel_mcp.telemetry import Levels, Meters, Readiness
 from kernel_mcp.telemetry.origin import Origin
@@ -83,5 +83,6 @@ class RequestIds:
         state = state_of(scope)
         state["request"] = request
         who = state.get("principal")
-        with OriginContext(Origin(request, "", who.name if who is not None else "")):
+        name = who.name if who is not None else ""
+        with OriginContext(Origin(request, "", name, peer=peer_of(scope))):
             await self._app(scope, receive, send)

@@ -8,7 +8,8 @@ import logging
 import os
 import stat
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -200,6 +201,7 @@ class TokenFile:
             )
 
     def _take(self, rows: tuple[TokenRow, ...], version: FileVersion) -> None:
+        changes = _changes(self._rows, rows) if self._last_message else ""
         self._rows = rows
         self._version = version if version.settled else None
         if not rows:
@@ -213,6 +215,8 @@ class TokenFile:
             )
         else:
             self._report(logging.INFO, f"{self._path} was read: {len(rows)} rows")
+        if changes:
+            self._report(logging.INFO, f"rows of {self._path}: {changes}")
 
     def _report(self, level: int, text: str) -> None:
         """Log a message and call `on_change`, unless it equals the last one."""
@@ -220,3 +224,23 @@ class TokenFile:
             self._last_message = text
             logger.log(level, "%s", text)
             self.on_change(text)
+
+
+MOST_CHANGES = 20
+
+
+def _changes(before: Sequence[TokenRow], after: Sequence[TokenRow]) -> str:
+    """Return in words which rows were added, removed or changed; empty for none."""
+    old, new = (
+        {(row.digest, row.claim): replace(row, line=0) for row in rows} for rows in (before, after)
+    )
+    found = [f"added {_name(new[key])}" for key in new if key not in old]
+    found += [f"removed {_name(old[key])}" for key in old if key not in new]
+    found += [f"changed {_name(new[key])}" for key in new if key in old and new[key] != old[key]]
+    more = [f"and {len(found) - MOST_CHANGES} more"] if len(found) > MOST_CHANGES else []
+    return ", ".join(found[:MOST_CHANGES] + more)
+
+
+def _name(row: TokenRow) -> str:
+    which = row.digest.hex()[:8] or f"claim {row.claim}"
+    return f"{which} of {row.principal or 'principals by subject'}"

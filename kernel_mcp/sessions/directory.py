@@ -49,7 +49,7 @@ class Caller:
     False for a caller that cannot be distinguished from others; its answers name the handle to pass
     on. `client` identifies a client among those of its principal, empty if unknown. `request` is
     the id of the HTTP request. `response` is the context of the answer to the call. `program` is
-    name and version of the client, as it says itself.
+    name and version of the client, as it says itself. `peer` is the address of an HTTP client.
     """
 
     principal: str = LOCAL
@@ -60,6 +60,7 @@ class Caller:
     response: ResponseContext = field(default_factory=ResponseContext, compare=False)
     request: str = field(default="", compare=False)
     program: str = field(default="", compare=False)
+    peer: str = field(default="", compare=False)
 
 
 def _named(program: str) -> str:

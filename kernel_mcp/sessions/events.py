@@ -1,6 +1,6 @@
 """Events of a server and its sessions. Each goes to the audit trail and to the meters.
 
-Code is recorded as its SHA-256, output as its length in characters.
+Code is recorded as its SHA-256, with `--audit-code` as itself, output as its length in characters.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from kernel_mcp.barriers import Barrier
 from kernel_mcp.sessions.audit import AuditLog
 from kernel_mcp.sessions.cell import Cell, Status, StopReason
 from kernel_mcp.telemetry import Meters
+from kernel_mcp.telemetry.origin import HERE
 
 if TYPE_CHECKING:
     from kernel_mcp.launch.process import KernelProcess
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
 MAX_TEXT = 500
 """Maximum characters of one text in an event, so that a single write(2) is enough for a line."""
 MAX_TEXTS = 20
+MAX_CODE = 100_000
+"""Maximum characters of the code of a cell."""
+_CALL = ("request", "peer")
+"""Parts of the origin of a call that its events have."""
 START, NO_START = "kernel_start", "kernel_start_failure"
 """Events that are counted and not written: each start is part of a cell or a session's start."""
 _STOPPED = {
@@ -36,10 +41,22 @@ _STOPPED = {
 }
 
 
+class Whole(str):
+    """A text of an event that is not cut to MAX_TEXT."""
+
+
 class Events:
     """The events of a server. By default they are neither written nor counted."""
 
-    def __init__(self, audit: AuditLog | None = None, meters: Meters | None = None) -> None:
+    def __init__(
+        self,
+        audit: AuditLog | None = None,
+        meters: Meters | None = None,
+        *,
+        audits_code: bool = False,
+    ) -> None:
+        """With `audits_code` the events of cells have their code."""
+        self.audits_code = audits_code
         self.meters = meters or Meters()
         self.unheard = audit is None and type(self.meters) is Meters
         """True if nothing becomes of an event."""
@@ -81,7 +98,9 @@ class SessionEvents:
         if not self._events.unheard:
             with self._barrier():
                 bounded = {name: _bounded(value) for name, value in facts.items()}
-                self._events.note(event, {**self._head, **bounded})
+                here = HERE.get()
+                call = {name: text for name in _CALL if (text := getattr(here, name))}
+                self._events.note(event, {**self._head, **call, **bounded})
 
     def begins(self, handle: KernelProcess) -> None:
         """Start to measure the processor time of a cell that is about to run; record no event."""
@@ -98,8 +117,10 @@ class SessionEvents:
         with self._barrier():
             cpu_s, memory = self._used()
         cause = (cell.outcome.cause if cell.outcome is not None else None) or ""
+        code = {"code": Whole(cell.code[:MAX_CODE])} if self._events.audits_code else {}
         self.note(
             "cell",
+            **code,
             cell=cell.number,
             author=cell.author,
             client=cell.origin.program,
@@ -122,6 +143,10 @@ class SessionEvents:
     def wrote(self, path: str, size: int, content: str | bytes, encoding: str = "utf-8") -> None:
         """Record a file of `size` bytes that a tool has written."""
         self.note("file", path=path, size=size, sha256=_sha256(_bytes(content, encoding)))
+
+    def read(self, path: str) -> None:
+        """Record that a client has read a file."""
+        self.note("file_read", path=path)
 
     def _barrier(self) -> Barrier:
         return Barrier("recording an event", self._head["session"])
@@ -160,6 +185,10 @@ def _bytes(content: str | bytes, encoding: str) -> bytes:
 
 
 def _bounded(value: Any) -> Any:
+    if isinstance(value, Whole):
+        return str(value)
+    if isinstance(value, dict):
+        return {name: _bounded(each) for name, each in value.items()}
     if isinstance(value, str):
         return value if len(value) <= MAX_TEXT else value[: MAX_TEXT - 1] + "…"
     if not isinstance(value, list):

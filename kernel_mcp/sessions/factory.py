@@ -10,6 +10,8 @@ from weakref import WeakValueDictionary
 import anyio
 
 from kernel_mcp.barriers import Barrier, reason_of
+from kernel_mcp.config.grants import granted
+from kernel_mcp.config.settings import Settings
 from kernel_mcp.errors import KernelMcpError
 from kernel_mcp.files.quota import DiskQuota, DiskShare
 from kernel_mcp.kernels.factory import KernelRequest
@@ -175,7 +177,7 @@ class SessionFactory:
         session.held_back = found.held_back
         await session.persistence.restore(found)
         self._directory.add(session)
-        _note_start(session)
+        _note_start(session, self._settings)
         if found.previous is not None:
             saved = moment_of(found.previous.saved.moment)
             session.events.note("resume", saved=saved, cells=len(session.cells))
@@ -201,7 +203,7 @@ class SessionFactory:
         session.installing = parent.installing
         session.join(parent.family, start, origin)
         self._directory.add(session)
-        _note_start(session)
+        _note_start(session, self._settings)
         return session
 
     def _temporary_save(self, handle: str) -> SessionSave:
@@ -244,7 +246,7 @@ class SessionFactory:
         session.locks.close()
 
 
-def _note_start(session: Session) -> None:
+def _note_start(session: Session, settings: Settings) -> None:
     request = session.request
     interpreter, kind = request.interpreter, {}
     if interpreter.external:
@@ -256,5 +258,6 @@ def _note_start(session: Session) -> None:
         name=session.name,
         packages=[str(each) for each in request.packages],
         python=request.python,
+        doors=granted(settings, request.network),
         **kind,
     )

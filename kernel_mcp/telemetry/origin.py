@@ -16,6 +16,7 @@ class Origin:
     session    handle of the session
     principal  name of the principal that made the request
     program    name and version of its client, as that says
+    peer       address from which an HTTP request came
     trace      enclosing spans, for work that continues in another task
     """
 
@@ -24,20 +25,23 @@ class Origin:
     principal: str = ""
     trace: object = None
     program: str = ""
+    peer: str = ""
 
 
 NOWHERE = Origin()
 HERE: ContextVar[Origin] = ContextVar("origin", default=NOWHERE)
 
 
-def of_call(request: object, principal: str, within: str = "", program: str = "") -> Origin:
+def of_call(
+    request: object, principal: str, within: str = "", program: str = "", peer: str = ""
+) -> Origin:
     """Return the origin of a call; `within` is the id of its HTTP request, if any.
 
     It names no session, as the current task may have been started by an earlier request. Spans of
     the task stay in force.
     """
     name = f"{within}/{request}" if within else str(request)
-    return Origin(name, "", principal, program=program)
+    return Origin(name, "", principal, program=program, peer=peer)
 
 
 def in_session(session: str) -> None:

@@ -238,7 +238,8 @@ class Toolbox:
             ctx, handle = cast(AnyContext, kwargs["ctx"]), str(kwargs.get("session", ""))
             caller = ctx.caller
             began = time.perf_counter()
-            origin = of_call(ctx.request_id, caller.principal, caller.request, caller.program)
+            within, program, peer = caller.request, caller.program, caller.peer
+            origin = of_call(ctx.request_id, caller.principal, within, program, peer)
             try:
                 async with AsyncExitStack() as stack:
                     if computes:

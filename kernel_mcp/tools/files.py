@@ -107,11 +107,13 @@ def register(box: Toolbox, services: ToolContext) -> None:
         handle, place = named or (session, path)
         _, found = await box.resolve(ctx, handle)
         read, address = found.workspace.read_file, f"kernel://{found.handle}/files/{quote(place)}"
-        return await anyio.to_thread.run_sync(
+        result = await anyio.to_thread.run_sync(
             lambda: _named(
                 _file(read(place, encoding=encoding, **part), offset, address), found, place
             )
         )
+        found.events.read(place)
+        return result
 
     @tool(WRITES, "Write a file", computes=True)
     async def write_file(

@@ -39,6 +39,8 @@ from kernel_mcp.sessions.history import History
 from kernel_mcp.sessions.manager import SessionManager
 from kernel_mcp.sessions.notebook_export import NOTEBOOK_MIME, RESOURCE_BYTES, notebook
 from kernel_mcp.sessions.notifications import ResponseContext
+from kernel_mcp.telemetry.origin import Origin
+from kernel_mcp.telemetry.spans import OriginContext
 from kernel_mcp.tools.calls import OF_VIEW, Call
 from kernel_mcp.tools.elicitation import Elicitation
 from kernel_mcp.tools.stopping import StoppableCalls
@@ -115,8 +117,11 @@ class Documents:
             there = ", ".join(templates(files=self._files))
             raise InputError(f"{uri!r} is not a resource of this server. There are: {there}.")
         if match["path"]:
-            workspace = (await self._manager.resolve(caller, match["session"])).workspace
-            found = await anyio.to_thread.run_sync(workspace.read_resource, unquote(match["path"]))
+            session, path = await self._manager.resolve(caller, match["session"]), match["path"]
+            read = session.workspace.read_resource
+            found = await anyio.to_thread.run_sync(read, unquote(path))
+            with OriginContext(Origin(caller.request, "", caller.principal, peer=caller.peer)):
+                session.events.read(unquote(path))
             return Document.of(*found)
         handle, cells = await self._manager.cells_of(caller, match["session"])
         if match["notebook"]:

@@ -172,6 +172,7 @@ OPERATORS_ALONE = {
     "container-runtime": '"/tmp/program"',
     "no-template": "true",
     "audit-log": '"/etc/cron.d/x"',
+    "audit-code": "true",
     "log-level": '"error"',
 }
 WIDER = {
