@@ -152,6 +152,34 @@ class BuildSandbox:
 
         return await self.uv.run(words, keep=keep, confined=confined)
 
+    async def lock(self, script: Path, python: Path, *, readonly: Sequence[Path]) -> UvResult:
+        """Lock the packages of a script beside it, for the interpreter `python`.
+
+        No package is built, so none of its code runs.
+        """
+        builder, shared = await self.builder(), self.uv.cache
+        shared.mkdir(parents=True, exist_ok=True)
+        words = [
+            *(
+                "lock",
+                "--script",
+                str(script),
+                "--no-config",
+                "--no-build",
+                "--python",
+                str(python),
+            ),
+            *("--no-python-downloads", "--cache-dir", str(shared), *self.uv.sources.options()),
+        ]
+        visible = [Path(self.uv.executable), *readonly, *self.uv.sources.folders()]
+        changed = [script.parent, shared]
+        async with builder.owner(changed[:1], hostile=False) as identity:
+
+            def confined(argv: Sequence[str], env: Mapping[str, str]) -> SandboxCommand:
+                return builder.command(BuildRequest(argv, env, changed, visible), identity)
+
+            return await self.uv.run(words, confined=confined)
+
     async def compile(
         self,
         folder: Path,

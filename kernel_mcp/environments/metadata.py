@@ -7,6 +7,7 @@ module named `subprocess` does not permit the import of the standard library's.
 from __future__ import annotations
 
 import csv
+import hashlib
 import json
 import os
 import re
@@ -303,11 +304,32 @@ def installed_versions(site_packages: Path) -> tuple[str, ...]:
     )
 
 
-def installed_needs(site_packages: Path) -> Iterator[Requirement]:
-    """Yield the dependencies of all distributions; those that cannot be read are skipped."""
+def record_digests(site_packages: Path) -> dict[str, str]:
+    """Return the SHA-256 of the RECORD of each distribution; those that cannot be read are skipped.
+
+    A RECORD lists the hashes of all files of its distribution.
+    """
+    found: dict[str, str] = {}
+    for name, place in _distributions(site_packages).items():
+        with suppress(OSError), open(os.open(place / "RECORD", _OPEN), "rb") as file:
+            status = os.fstat(file.fileno())
+            if stat.S_ISREG(status.st_mode) and status.st_size <= MAX_RECORD_BYTES:
+                found[name] = hashlib.sha256(file.read()).hexdigest()
+    return found
+
+
+def installed_needs(
+    site_packages: Path, only: Container[str] | None = None
+) -> Iterator[Requirement]:
+    """Yield the dependencies of all distributions, or of those in `only`.
+
+    Those that cannot be read are skipped.
+    """
     from packaging.requirements import InvalidRequirement, Requirement
 
-    for folder in _distributions(site_packages).values():
+    for name, folder in _distributions(site_packages).items():
+        if only is not None and name not in only:
+            continue
         with suppress(OSError), open(os.open(folder / "METADATA", _OPEN), "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 continue

@@ -24,6 +24,7 @@ from kernel_mcp.errors import InputError, InstallError, KernelMcpError, SessionN
 from kernel_mcp.kernels.factory import KernelFactory
 from kernel_mcp.launch.base import KernelEnvironment
 from kernel_mcp.linux.safe_tree import remove_tree
+from kernel_mcp.packages.pins import PinnedScript, header, installed_pins, locked, pins_of
 from kernel_mcp.packages.pip import ConfinedPip
 from kernel_mcp.packages.requirements import InstallRules
 from kernel_mcp.packages.result import InstallOutcome, Present, principal
@@ -79,6 +80,23 @@ class Installer:
             raise
         session.events.note("install", packages=names, outcome=outcome.summary(), done=True)
         return outcome
+
+    async def pinned(
+        self, session: Session, modules: Iterable[str], code: str, progress: ProgressCallback
+    ) -> PinnedScript:
+        """Return code that imports `modules` as a script with the session's versions of packages.
+
+        Raises EnvironmentBuildError.
+        """
+        environment, _ = await self._factory.environment(session.request, progress)
+        layer = session.request.layer
+        pins = await anyio.to_thread.run_sync(pins_of, modules, environment, layer)
+        script = f"{header(pins, environment.version)}\n{code}".encode(errors="replace")
+        made = await locked(self._build_sandbox, environment, script, self._folder())
+        if made.lock:
+            return made
+        rest = await anyio.to_thread.run_sync(installed_pins, pins, environment, layer)
+        return replace(made, requirements=rest)
 
     async def _install(
         self, session: Session, packages: Sequence[str | Requirement], progress: ProgressCallback

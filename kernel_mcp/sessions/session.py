@@ -49,6 +49,7 @@ from kernel_mcp.sessions.session_persistence import SessionPersistence
 from kernel_mcp.sessions.session_save import SessionSave
 from kernel_mcp.sessions.shared_context import SharedContext
 from kernel_mcp.sessions.starter import KernelStarter
+from kernel_mcp.sessions.verified import Verified
 from kernel_mcp.telemetry.spans import OriginContext, caught, of_session
 
 if TYPE_CHECKING:
@@ -175,6 +176,8 @@ class Session:
         """Locks on its workspace and its persisted entry."""
         self.held_back = False
         """True if it has persisted state that is restored only on request of its owner."""
+        self.verified: Verified | None = None
+        """The last verification of its cells; None without one."""
         self.touched = False
         """True once it was used."""
 

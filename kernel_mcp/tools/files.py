@@ -13,6 +13,7 @@ import anyio
 from mcp_types import CallToolResult, ImageContent, ResourceLink, TextContent
 from pydantic import Field
 
+from kernel_mcp.environments.uv import silence
 from kernel_mcp.errors import InputError, WorkspaceError
 from kernel_mcp.files.contents import Page, base64_room, binary_kind, page_of
 from kernel_mcp.files.workspace import FileContent
@@ -24,7 +25,7 @@ from kernel_mcp.sessions.notebook_export import NOTEBOOK_MIME, notebook
 from kernel_mcp.sessions.script_export import extension_of, script
 from kernel_mcp.sessions.session import Session
 from kernel_mcp.tool_context import ToolContext
-from kernel_mcp.tools import AnyContext, PathArg, SessionArg, Toolbox, Whole
+from kernel_mcp.tools import AnyContext, PathArg, SessionArg, Toolbox, Whole, progress_of
 from kernel_mcp.tools.hints import READS, WRITES
 from kernel_mcp.tools.models import FileEntry, FileList, Written
 from kernel_mcp.tools.resources import Document, Documents, file_of
@@ -33,7 +34,7 @@ from kernel_mcp.tools.tables import FirstArg, MatchArg, fitting, matches, more, 
 
 _EXPORTED = b'"kernel-mcp"'
 """Metadata of code cells in exported notebooks."""
-FORMATS = ("", "ipynb", "script")
+FORMATS = ("", "ipynb", "script", "folder", "zip")
 MARKED_BYTES = 1024 * 1024
 """Bytes of a notebook that are searched for it."""
 
@@ -137,10 +138,17 @@ def register(box: Toolbox, services: ToolContext) -> None:
         path: PathArg = "notebook.ipynb",
         format: str = "",  # noqa: A002 - the public name
     ) -> CallToolResult:
-        """Save all cells with outputs as a notebook, or the code: format=script."""
+        """Save cells as a notebook; format=script: code; folder, zip: to rerun."""
         _, found = await box.resolve(ctx, session)
         if format not in FORMATS:
             raise InputError(f"format={format[:40]!r} is none: pass {' or '.join(FORMATS[1:])}.")
+        if format in ("folder", "zip"):
+            from kernel_mcp.tools.exports import export_all  # few sessions are exported so
+
+            progress = progress_of(ctx) or silence
+            return await export_all(
+                found, path, services.installer, progress, one_notebook, zipped=format == "zip"
+            )
         if format == "script":
             return await anyio.to_thread.run_sync(_script, found, path)
         if not path.endswith(".ipynb"):

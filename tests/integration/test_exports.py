@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
+import subprocess
+import zipfile
+from pathlib import Path
 from typing import Any
 
 import pytest
-from mcp_types import TextContent
+import uv
+from mcp_types import BlobResourceContents, TextContent
 
-from tests.integration.agent import Agent
+from tests.integration.agent import ANALYSIS, Agent
 from tests.integration.servers import Servers
 
 pytestmark = pytest.mark.anyio
@@ -60,3 +66,85 @@ async def test_cells_of_notebooks_name_their_records(servers: Servers) -> None:
         await notebook.call("export_notebook", path="a.ipynb")
         own = [each["metadata"]["kernel-mcp"] for each in await cells_of(notebook, "a.ipynb")]
         assert own == [{**place, "cell": n, "status": "ok"} for n in (1, 2, 3)]
+
+
+VALUES = (
+    "import pandas as pd\n%matplotlib inline\nframe = pd.DataFrame({'a': [1, 2], 'b': [3.5, 4.5]})",
+    "frame.sum()",
+    "def scaled(value):\n    return value * 2\nprint('printed', scaled(21))",
+    "scaled(frame['b'].iloc[0]), 'text'",
+    "from pathlib import Path\nPath('out.txt').write_text('made');",
+    "1 / 0",
+)
+
+
+async def fetched(notebook: Agent, path: str) -> bytes:
+    session = (await notebook.call("list_files")).data["session"]
+    found = await notebook.client.read_resource(f"kernel://{session}/files/{path}")
+    content = found.contents[0]
+    if isinstance(content, BlobResourceContents):
+        return base64.b64decode(content.blob)
+    return content.text.encode()
+
+
+def run_elsewhere(script: Path) -> list[str]:
+    """Return the lines that an exported script prints in an environment of its own."""
+    command = [uv.find_uv_bin(), "run", "--quiet", "--locked", script.name]
+    ran = subprocess.run(command, cwd=script.parent, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout.splitlines()
+
+
+async def test_a_folder_runs_elsewhere_and_prints_the_values(
+    servers: Servers, tmp_path: Path
+) -> None:
+    async with servers.agent("--allow", ANALYSIS) as notebook:
+        answers = [await notebook.run(code) for code in VALUES]
+        answer = await notebook.call("export_notebook", path="study", format="folder")
+        assert not answer.failed, answer.text
+        assert "5 cells as script.py" in answer.text
+        assert "uv run --locked script.py" in answer.text
+        assert "not verified" in answer.text
+        assert "Left out, as they did not end well or were undone: cell 6." in answer.text
+        assert "IPython commands are comments in script.py: cell 1." in answer.text
+        for name in ("script.py", "script.py.lock", "notebook.ipynb"):
+            (tmp_path / name).write_bytes(await fetched(notebook, f"study/{name}"))
+        head = (tmp_path / "script.py").read_text().partition("# ///\n")[0]
+        assert head.count("pandas==") == 1
+        assert head.index('"pandas==') < head.index("constraint-dependencies")
+        assert head.index('"numpy==') > head.index("constraint-dependencies")
+        assert len(json.loads((tmp_path / "notebook.ipynb").read_text())["cells"]) == 6
+        printed = run_elsewhere(tmp_path / "script.py")
+        expected = [answer.text.splitlines() for answer in answers[1:4]]
+        assert printed == [line for lines in expected for line in lines]
+        assert (tmp_path / "out.txt").read_text() == "made"
+
+
+async def test_equal_zips_are_equal_files(servers: Servers) -> None:
+    async with servers.agent("--allow", "*") as notebook:
+        await notebook.run("import json; json.dumps([1])")
+        answer = await notebook.call("export_notebook", path="a.zip", format="zip")
+        assert not answer.failed, answer.text
+        assert answer.links[0].mime_type == "application/zip"
+        first = await fetched(notebook, "a.zip")
+        with zipfile.ZipFile(io.BytesIO(first)) as archive:
+            names = ["a/notebook.ipynb", "a/script.py", "a/script.py.lock"]
+            assert archive.namelist() == names
+            assert b"_show((json.dumps([1])))" in archive.read("a/script.py")
+        await notebook.call("export_notebook", path="a.zip", format="zip")
+        assert await fetched(notebook, "a.zip") == first
+
+
+async def test_without_an_index_the_installed_versions_are_named(servers: Servers) -> None:
+    async with servers.agent("--allow", ANALYSIS) as notebook:
+        await notebook.run("import numpy; numpy.arange(3)")
+    async with servers.agent(
+        "--allow", ANALYSIS, "--offline", "--index-url", "http://127.0.0.1:9"
+    ) as notebook:
+        await notebook.run("import numpy; numpy.arange(3)")
+        answer = await notebook.call("export_notebook", path="b", format="folder")
+        assert "uv could not lock its packages" in answer.text
+        rows = (await text_of(notebook, "b/requirements.txt")).splitlines()
+        assert rows[0].startswith("# ")
+        (numpy,) = [row for row in rows if row.startswith("numpy==")]
+        assert len(numpy.partition(" # RECORD sha256:")[2]) == 64
