@@ -11,7 +11,7 @@ import pytest
 
 from kernel_mcp.errors import LaunchError, Uncopyable
 from kernel_mcp.kernels.kernel import Kernel
-from kernel_mcp.linux.proc import namespace_of, pids_of_namespace
+from kernel_mcp.linux.proc import is_zombie, namespace_of, pids_of_namespace
 from tests.integration.template.bench import Bench, bench, holds_for_an_ordinary_user, run
 
 pytestmark = [pytest.mark.anyio]
@@ -78,7 +78,9 @@ async def come_back(made: Bench, kernel: Kernel) -> Kernel:
 
 
 def living(kernel: Kernel) -> list[int]:
-    return pids_of_namespace(namespace_of(kernel.handle.pid))
+    """The processes of its sandbox, without those that a busy init has yet to reap."""
+    found = pids_of_namespace(namespace_of(kernel.handle.pid))
+    return [pid for pid in found if not is_zombie(pid)]
 
 
 def descriptors() -> int:
