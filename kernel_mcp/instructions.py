@@ -69,6 +69,12 @@ def _lines(
     if settings.variables:
         names = _listed([*map(str, settings.variables)], most)
         yield f"Environment: os.environ has {names}; outputs show [NAME masked] instead."
+    if settings.tool_servers:
+        names = _listed([each.name for each in settings.tool_servers], most)
+        yield (
+            f"Tools for code: `import tools` reaches {names}; tools.search(...) and help(...) say "
+            "how. Call them in loops: results stay in the kernel."
+        )
     if settings.secrets:
         yield _secrets(settings, most)
     if missing:

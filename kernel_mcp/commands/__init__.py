@@ -38,6 +38,7 @@ _EXAMINED = (
     "cache-dir", "sandbox",
     "container-engine", "container-image", "container-runtime", "no-template", "memory", "cpus",
     "mount", "network", "secret", "env", "device", "kernel",
+    "tool-servers",
 )  # fmt: skip
 _DOCTOR_EPILOG = """\
 exit code: 0 when the sandbox holds that a server with these flags would use, else 1

@@ -47,6 +47,7 @@ KINDS = (
     GrantKind("secret", "secrets", _name),
     GrantKind("attach", "attach"),
     GrantKind("kernel", "kernels", _name),
+    GrantKind("tools", "tool_servers", _name, _name),
     GrantKind("ask", "ask", text=lambda seconds: f"{seconds:g} s"),
 )
 

@@ -30,6 +30,7 @@ from kernel_mcp.config.requirements import entries, python
 from kernel_mcp.config.secrets import EnvVariable, HeaderSecret, header_secrets, variables
 from kernel_mcp.config.settings import OPTIONS, TOOL_GROUPS, Limits, Settings
 from kernel_mcp.config.spelling import explained, nearest, replacement, spellings
+from kernel_mcp.config.tool_servers import read_tool_servers, tool_names
 from kernel_mcp.config.values import devices, hosts, parse_toml, places
 from kernel_mcp.errors import ConfigError
 from kernel_mcp.linux import gpus
@@ -54,6 +55,7 @@ _LISTS = (
     kernelspecs,
     mounts,
     places,
+    tool_names,
     variables,
 )
 """Readers of settings that may be given more than once."""
@@ -157,16 +159,15 @@ def _checked(settings: Settings, environ: Mapping[str, str]) -> Settings:
     """
     if settings.max_sessions < 1:
         raise ConfigError("max-sessions 0: a server needs room for at least one session")
-    if settings.attach and settings.profile in ("strict", "guarded"):
-        raise ConfigError(
-            f"--attach and --profile {settings.profile}: what code may do in an attached kernel is "
-            "limited by nothing here; leave one of the two out"
-        )
-    if settings.kernels and settings.profile in ("strict", "guarded"):
-        raise ConfigError(
-            f"--kernel and --profile {settings.profile}: only Python code is checked by a profile; "
-            "leave one of the two out"
-        )
+    unchecked = {
+        "attach": (settings.attach, "what code may do in an attached kernel is limited by nothing"),
+        "kernel": (settings.kernels, "only Python code is checked by a profile"),
+    }
+    for name, (given, why) in unchecked.items():
+        if given and settings.profile in ("strict", "guarded"):
+            raise ConfigError(
+                f"--{name} and --profile {settings.profile}: {why}; leave one of the two out"
+            )
     for named in settings.kernels:  # imported before the parts of the server that import at once
         if named.backend:
             extensions.load(extensions.INTERPRETERS, named.backend)
@@ -445,7 +446,7 @@ def read_settings(parser: argparse.ArgumentParser, argv: Sequence[str]) -> Setti
 
 
 def settings_from(flags: Mapping[str, str | list[str]]) -> Settings:
-    """Return the settings from parsed flags, the environment and TOML; warn of ignored keys.
+    """Return the settings from parsed flags, the environment and files; warn of ignored keys.
 
     Warnings go to stderr. Values of secrets are removed from the environment, so that no child
     process inherits them. Raises ConfigError.
@@ -458,13 +459,13 @@ def settings_from(flags: Mapping[str, str | list[str]]) -> Settings:
             "which `cd` changes to"
         ) from None
     settings = load(flags, os.environ, cwd)
+    servers = read_tool_servers(settings.tool_file, settings.allow_tools, os.environ)
     _hide_arguments(settings)
     values = {name: take_variable(name) for name in {each.name for each in settings.secrets}}
-    settings = replace(settings, secrets=tuple(_valued(each, values) for each in settings.secrets))
-    if settings.ignored_keys is not None:
-        print(f"kernel-mcp: warning: {settings.ignored_keys}", file=sys.stderr)
-    if settings.unmounted:
-        print(f"kernel-mcp: warning: {settings.unmounted}", file=sys.stderr)
+    secrets = tuple(_valued(each, values) for each in settings.secrets)
+    settings = replace(settings, secrets=secrets, tool_servers=servers)
+    for remark in filter(None, (settings.ignored_keys, settings.unmounted)):
+        print(f"kernel-mcp: warning: {remark}", file=sys.stderr)
     return settings
 
 

@@ -30,6 +30,7 @@ from kernel_mcp.config.persist import SAVED_BYTES, Persist, persist, persists_le
 from kernel_mcp.config.quotas import Quotas, quotas
 from kernel_mcp.config.requirements import entries, python
 from kernel_mcp.config.secrets import EnvVariable, HeaderSecret, header_secrets, variables
+from kernel_mcp.config.tool_servers import ToolServer, tool_names
 from kernel_mcp.config.values import (
     address,
     asking,
@@ -97,14 +98,12 @@ class Limits:
     cpu_seconds: float = flag(
         "cpu", limit_duration, _USE, "SECONDS", "no limit",
         "processor time of one cell, all its threads and processes together, and the most that a "
-        "session may ask for",
-        value=0.0, narrows=no_more_or_unlimited,
+        "session may ask for", value=0.0, narrows=no_more_or_unlimited,
     )
     cpus: float = flag(
         "cpus", number, _USE, "N", "2",
         "processors that one session may keep busy, such as 1.5, and the most that one may ask "
-        "for; requires a cgroup (0 for no limit)",
-        narrows=no_more_or_unlimited,
+        "for; requires a cgroup (0 for no limit)", narrows=no_more_or_unlimited,
     )
     pids: int = flag(
         "pids", processes, _USE, "N", "512", "processes and threads of one session",
@@ -127,15 +126,14 @@ class Settings:
     Bytes, seconds and counts of 0 lift the limit where the help says so; an idle time of infinity
     is `never`. `file` is that of `--config`; `ignored_keys` are those of a file in the current
     folder. `driver` is the folder of GPU libraries that the loader does not find by itself.
-    `unmounted` is why `--mount .` shows nothing, if it does.
+    `unmounted` is why `--mount .` shows nothing, if it does. `tool_servers` are those in the file.
     """
 
     allow: tuple[str, ...] = flag(
         "allow", entries, _IMPORTS, "NAMES", "the standard library alone",
         "packages installed for the kernels, and modules that `guarded` and `strict` let code "
         "import besides: a comma list, repeatable, versions allowed ('pandas>=2,<3'); '*' lifts "
-        "the profile",
-        value=(), narrows=among,
+        "the profile", value=(), narrows=among,
     )
     profile: str = flag(
         "profile", choice(*PROFILES), _IMPORTS, "|".join(PROFILES), "default",
@@ -186,8 +184,7 @@ class Settings:
     install_bytes: int = flag(
         "install-size", size, _INSTALLS, "SIZE", "2G",
         "disk space of the packages that one session adds, downloaded or unpacked, by `install`, "
-        "`create_session` or `run_script`",
-        narrows=no_more_or_unlimited,
+        "`create_session` or `run_script`", narrows=no_more_or_unlimited,
     )
     limits: Limits = dataclasses.field(default_factory=Limits)
     timeout_s: float = flag(
@@ -211,8 +208,7 @@ class Settings:
     idle_timeout_s: float = flag(
         "idle-timeout", idle_duration, _TIMES, "TIME", "1h",
         "hibernate a session that did nothing for this long and would lose nothing: its variables "
-        "go to disk and come back with its next cell; `never` keeps it as it is",
-        narrows=no_more,
+        "go to disk and come back with its next cell; `never` keeps it as it is", narrows=no_more,
     )
     mounts: tuple[Mount, ...] = flag(
         "mount", mounts, GRANTS, "HOST[:GUEST][:ro|rw][:strict]", "none",
@@ -225,14 +221,12 @@ class Settings:
         "network", hosts, GRANTS, "none|LIST|'*'", "none",
         "where code may connect, by HTTP and TLS: names, `*.example.com`, or '*' for all public "
         "addresses, on ports 80 and 443; `HOST:PORT` for any protocol, as of a database; a comma "
-        "list, repeatable. A session may ask for less",
-        narrows=fewer_hosts,
+        "list, repeatable. A session may ask for less", narrows=fewer_hosts,
     )
     devices: tuple[Path, ...] = flag(
         "device", devices, GRANTS, "PATH", "none",
         "let code use this character device of the host, such as a GPU's; memory is limited by the "
-        "control group alone then; repeatable",
-        value=(),
+        "control group alone then; repeatable", value=(),
     )
     gpu: bool = flag(
         "gpu", switch, GRANTS, "", "off",
@@ -242,22 +236,19 @@ class Settings:
     variables: tuple[EnvVariable, ...] = flag(
         "env", variables, GRANTS, "NAME[=VALUE]", "none",
         "let code find this variable in `os.environ`, without VALUE as the server has it; its "
-        "value is masked in outputs, which is a courtesy and no boundary; repeatable",
-        value=(),
+        "value is masked in outputs, which is a courtesy and no boundary; repeatable", value=(),
     )
     secrets: tuple[HeaderSecret, ...] = flag(
         "secret", header_secrets, GRANTS, "NAME@HOST[:HEADER]", "none",
         "let code use the server's environment variable NAME in that header (`Authorization`) of "
         "HTTPS requests to HOST, which it may then connect to, and never read it: it sees a "
-        "placeholder, which a proxy replaces; a comma list, repeatable",
-        value=(),
+        "placeholder, which a proxy replaces; a comma list, repeatable", value=(),
     )
     attach: tuple[Attachment, ...] = flag(
         "attach", attachments, GRANTS, "FILE|URL", "none",
         "let `create_session(attach=...)` join this running kernel (its connection file), or those "
         "of this Jupyter server (`http://localhost:8888/?token=...`): what runs there runs outside "
-        "the sandbox, with all rights of that kernel's user; repeatable",
-        value=(),
+        "the sandbox, with all rights of that kernel's user; repeatable", value=(),
     )
     kernels: tuple[NamedKernelspec, ...] = flag(
         "kernel", kernelspecs, GRANTS, "NAME=KERNELSPEC", "none",
@@ -266,6 +257,17 @@ class Settings:
         "that it reads outside `/usr`. Or one outside the sandbox, on a Jupyter server "
         "(`NAME=URL`) or by a back-end of another distribution (`NAME=BACKEND:TEXT`); repeatable",
         value=(),
+    )
+    tool_file: Path | None = flag(
+        "tool-servers", path, GRANTS, "FILE", "none",
+        "let code call the tools of these MCP servers (`from tools import crm`): a JSON file with "
+        "`mcpServers`, as clients have it. They run outside the sandbox; what they reach, code "
+        "reaches", value=None,
+    )
+    allow_tools: tuple[str, ...] = flag(
+        "allow-tool", tool_names, GRANTS, "SERVER.TOOL", "none",
+        "let code call these tools of `--tool-servers` unasked, such as `crm.*`: others are asked "
+        "of the person, or refused; a comma list, repeatable", value=(),
     )
     ask: tuple[float, ...] = flag(
         "ask", asking, GRANTS, "TIME|off", "10m; off over HTTP without `--tokens` or `--issuer`",
@@ -276,8 +278,7 @@ class Settings:
     workspace: Path | None = flag(
         "workspace", path, _PLACES, "DIR", "a private folder, removed with the server",
         "keep the files of sessions in folders of their names below DIR, those of the default "
-        "session in `DIR/default`; a session of that name finds them again",
-        value=None,
+        "session in `DIR/default`; a session of that name finds them again", value=None,
     )
     cache_dir: Path | None = flag(
         "cache-dir", path, _PLACES, "DIR", "the user's cache folder, or one in /var/tmp",
@@ -296,8 +297,7 @@ class Settings:
         "persist", persist, _PLACES, "SIZE,TIME|off", "2G,7d",
         "keep sessions in the folder for state, so that a server that starts in the same working "
         "folder goes on with them: so much of all of them, so long after their last use; "
-        "hibernated sessions may have as much",
-        narrows=persists_less,
+        "hibernated sessions may have as much", narrows=persists_less,
     )
     sandbox: tuple[str, ...] = flag(
         "sandbox", choices_in_order(SANDBOXES, CHAINED, extensions.SANDBOXES), _SERVER,
@@ -326,8 +326,7 @@ class Settings:
         "checkpoints", choice(*CHECKPOINTS), _SERVER, "|".join(CHECKPOINTS), "auto",
         "copies of kernels by fork, to which a session goes back when its kernel dies, for `undo` "
         "and `branch`: `auto` makes one in a pause, or when it costs less than 5 % of the work it "
-        "protects; requires a template",
-        narrows=no_further(CHECKPOINTS),
+        "protects; requires a template", narrows=no_further(CHECKPOINTS),
     )
     tools: tuple[str, ...] = flag(
         "tools", some_of(*TOOL_GROUPS, group=extensions.TOOLS), _SERVER,
@@ -357,8 +356,7 @@ class Settings:
     warm: int = flag(
         "warm", count, _SERVER, "N", "2",
         "kernels started ahead, so that a new session has one at once; one until the first session "
-        "begins, then none until the second, 0 for none at all",
-        narrows=no_more,
+        "begins, then none until the second, 0 for none at all", narrows=no_more,
     )
     log_level: str = flag(
         "log-level", choice(*LOG_LEVELS), _SERVER, "|".join(LOG_LEVELS), "warning",
@@ -371,14 +369,12 @@ class Settings:
     http: tuple[str, int] | None = flag(
         "http", address, _HTTP, "HOST:PORT", "stdin and stdout",
         "serve streamable HTTP at `/mcp` instead, with a token that is made at the start and "
-        "printed unless `--tokens` or `--issuer` say who may call",
-        value=None,
+        "printed unless `--tokens` or `--issuer` say who may call", value=None,
     )
     tokens: Path | None = flag(
         "tokens", path, _HTTP, "FILE", "none",
         "principals and the hashes of their tokens, which `kernel-mcp token add` writes; read "
-        "again when it changes",
-        value=None,
+        "again when it changes", value=None,
     )
     issuer: str = flag(
         "issuer", url, _HTTP, "URL", "none",
@@ -398,15 +394,13 @@ class Settings:
     proxies: tuple[str, ...] = flag(
         "trusted-proxy", hosts, _HTTP, "ADDRESSES", "none",
         "believe `X-Forwarded-For` and `X-Forwarded-Proto` of these proxies: addresses or "
-        "networks; a comma list, repeatable",
-        value=(),
+        "networks; a comma list, repeatable", value=(),
     )
     quotas: Quotas = flag(
         "quota", quotas, _HTTP, "NAME=N,...", "those of the server",
         "what one principal may use: `sessions`, `asleep`, `memory`, `disk`, `cpu` (processors), "
         "`cells` at once, `rate` (calls a second), `body` (bytes of requests at once); a row of "
-        "`--tokens` has its own",
-        value=Quotas(),
+        "`--tokens` has its own", value=Quotas(),
     )
     sse: bool = flag(
         "sse", switch, _HTTP, "", "off",
@@ -435,6 +429,7 @@ class Settings:
     file: Path | None = None
     ignored_keys: IgnoredKeys | None = None
     unmounted: str = ""
+    tool_servers: tuple[ToolServer, ...] = ()
 
     @property
     def patience(self) -> float:
@@ -479,7 +474,9 @@ class Settings:
         """Names and values that are kept out of outputs and logs."""
         servers = (*self.attach, *(each.server for each in self.kernels if each.server))
         tokens = (("Jupyter token", each.token) for each in servers if each.token)
-        return (*self.environ, *((each.name, each.value) for each in self.secrets), *tokens)
+        expanded = (pair for each in self.tool_servers for pair in each.expanded)
+        secrets = ((each.name, each.value) for each in self.secrets)
+        return (*self.environ, *secrets, *tokens, *expanded)
 
     @property
     def confined(self) -> bool:

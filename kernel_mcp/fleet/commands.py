@@ -134,6 +134,11 @@ def _check_node(settings: Settings) -> None:
             "--sandbox none: code of any session could reach the cluster, and through it all "
             "machines of the fleet. A node takes a sandbox"
         )
+    if settings.tool_servers:
+        raise ConfigError(
+            "--tool-servers: nodes of a fleet call no tools, as their sessions move to machines "
+            "where the programs of these servers are not. Leave it out"
+        )
     for flag, given in {
         "--http": settings.http,
         "--workspace": settings.workspace,

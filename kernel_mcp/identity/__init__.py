@@ -39,7 +39,7 @@ class Principal:
     scopes  scopes of its token
     quotas  its own quotas, which override `--quota`
     grants  the server's grants that it may use: `mount:GUEST`, `env:NAME`, `secret:NAME`,
-            `device:PATH`, `kernel:NAME`, `network`, `attach`, `ask`; `*` for all
+            `device:PATH`, `kernel:NAME`, `tools:NAME`, `network`, `attach`, `ask`; `*` for all
     """
 
     name: str = LOCAL

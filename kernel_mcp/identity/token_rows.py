@@ -33,10 +33,11 @@ _KEYS = ("principal", "sha256", "claim", "scopes", "quotas", "doors", "added")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _DOOR = re.compile(
     r"\*|network|attach|ask|(mount|device):/.*|(env|secret):[A-Za-z_][A-Za-z0-9_]*"
-    r"|kernel:[a-z][a-z0-9_+#.-]*"
+    r"|kernel:[a-z][a-z0-9_+#.-]*|tools:[A-Za-z][A-Za-z0-9_-]*"
 )
 GRANTS_ARE = (
-    "mount:GUEST, env:NAME, secret:NAME, device:PATH, kernel:NAME, network, attach, ask or *"
+    "mount:GUEST, env:NAME, secret:NAME, device:PATH, kernel:NAME, tools:NAME, network, attach, "
+    "ask or *"
 )
 
 

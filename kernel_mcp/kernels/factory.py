@@ -328,6 +328,7 @@ class KernelFactory:
                 workspace=request.workspace,
                 layers=() if request.layer is None else (request.layer,),
                 variables=(*self._settings.kernel_environment, *self._variables),
+                tools=bool(self._settings.tool_servers),
             )
         )
         kernel = self._connect(handle, environment, policy)

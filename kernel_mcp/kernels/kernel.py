@@ -6,7 +6,7 @@ import contextlib
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import anyio
 
@@ -61,6 +61,32 @@ def _unheard(_text: str) -> None:
     """Do nothing: the default of callbacks."""
 
 
+class ToolAccess(Protocol):
+    """The tools that code of a session may call."""
+
+    def connect(self, kernel: Kernel) -> None:
+        """Connect the gateway to a kernel whose code asks for it."""
+
+    def interrupt(self, kernel: Kernel) -> None:
+        """Cancel the calls of a kernel that is being interrupted."""
+
+    def begin_cell(self, kernel: Kernel) -> None:
+        """Note that a cell begins in a kernel."""
+
+    def words(self) -> list[str]:
+        """Return a notice of the calls since the last one; none for none."""
+        return []
+
+
+class NoTools(ToolAccess):
+    """The tools of a session that has none."""
+
+    def connect(self, kernel: Kernel) -> None:
+        """See `ToolAccess`."""
+
+    interrupt = begin_cell = connect
+
+
 class Kernel(ControlRequests):
     """A kernel that runs one cell at a time.
 
@@ -88,6 +114,7 @@ class Kernel(ControlRequests):
         self.tell: Callable[[str], object] = _unheard
         """Callback for a notice to the session's owner."""
         self.overheard: Callable[[str], object] = _unheard
+        self.tools: ToolAccess = NoTools()
         """Callback for code that another client has run."""
         self.handle = handle
         self._masks = masks or Masks()
@@ -173,6 +200,7 @@ class Kernel(ControlRequests):
         It runs in the folder of the file `notebook`, if that is given. Lines that it asks a person
         for are passed to `asks`. Raises LaunchError.
         """
+        self.tools.begin_cell(self)
         return self._send_cell("execute_request", code, sink, number, notebook, asks)
 
     def prewarm(self, code: str) -> Run:
@@ -286,6 +314,7 @@ class Kernel(ControlRequests):
 
     def interrupt(self, *, alone: bool = False) -> None:
         """Interrupt the running cell; with `alone`, no programs that code has started."""
+        self.tools.interrupt(self)
         if alone:
             self.handle.signal(signal.SIGCONT)
             self.handle.signal(signal.SIGINT)
@@ -371,6 +400,7 @@ class Kernel(ControlRequests):
         )
         kernel.known = dict(self.known)
         kernel.closed_files = _words(handle.report.closed)
+        kernel.tools = self.tools
         kernel.names = KnownNames(self.known.get(checkpoint, self.names))
         kernel._stray = kernel._early.append
         kernel._channels.wire.follow(self._channels.wire)
@@ -417,6 +447,8 @@ class Kernel(ControlRequests):
         elif message.kind == "status":
             if run is not None and mine and message.content.get("execution_state") == "idle":
                 run.on_idle()
+        elif message.kind == "kernel_mcp_tools":
+            self.tools.connect(self)
         elif message.kind == "input_request":
             if run is not None and mine:
                 self._take_question(run, message.content)

@@ -237,7 +237,7 @@ class Cell:
         self.outcome = outcome
         self.duration_s = 0.0 if self.started is None else now - self.started
         if self.questions is not None:
-            self.questions.withdraw()
+            self.questions.end()
         with Barrier(f"closing the output of cell {self.number}"):
             self.log.close()
         for each in self._watchers:

@@ -240,7 +240,8 @@ async def _run_to_end(kernel: Kernel, cell: Cell, *, grace_s: float, cpu_s: floa
         reason = cell.stop_reason if cell.stop_reason in AT_ONCE else reason
     if reason is None and run.failure is not None and not cell.log.failures:
         run.sink(run.failure)  # some kernels report an error in their reply alone
-    for notice in (*run.notices, *(cell.questions.words if cell.questions is not None else ())):
+    asked = cell.questions.words if cell.questions is not None else []
+    for notice in (*run.notices, *asked, *kernel.tools.words()):
         cell.notice(notice)
     lost = reason is None and kernel.exit is None and run.status is None
     if lost or (reason is None and run.status == "error" and await probe_broken(kernel, run)):

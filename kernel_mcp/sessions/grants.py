@@ -21,11 +21,15 @@ def grants_of(settings: Settings, sandbox: str) -> dict[str, tuple[str, ...]]:
         mounts.append(place)
         mounts += [f"{place} to write"] * each.writable
         mounts += [f"{place} not strict"] * (not each.strict)
+    tools = [each.name for each in settings.tool_servers]
+    tools += [f"{each.name} trusted" for each in settings.tool_servers if each.trust]
+    tools += [f"{each} unasked" for each in settings.allow_tools]
     hosts = dict.fromkeys((*settings.network, *(each.host for each in settings.secrets)))
     return {
         **{each.kind: tuple(each.texts(settings)) for each in KINDS if each.kind not in _CHOSEN},
         "sandbox": (sandbox,),
         "mount": tuple(mounts),
+        "tools": tuple(tools),
         "network": tuple(hosts) if sandbox != "none" else ("*",),
     }
 

@@ -18,6 +18,7 @@ from kernel_mcp.config.settings import Limits, Settings
 from kernel_mcp.errors import InputError, SessionNotFound
 from kernel_mcp.kernels.factory import KernelRequest, KernelSource
 from kernel_mcp.kernels.interpreter import PYTHON, Interpreter
+from kernel_mcp.launch.tool_gateway import ToolGateway
 from kernel_mcp.output.text import Masks
 from kernel_mcp.sessions.branches import Branches
 from kernel_mcp.sessions.checkpoints import IdleCheckpoints
@@ -88,6 +89,7 @@ class SessionManager:
             drop=self._drop,
             spawn=self._spawn,
         )
+        self._tools = ToolGateway.of(settings)
         context = SessionContext(
             settings=settings,
             source=source,
@@ -97,6 +99,7 @@ class SessionManager:
             admit=self.admission.admit,
             saver=self._saver,
             idle_checkpoints=self._idle_checkpoints_of,
+            tools=self._tools,
         )
         self._factory = SessionFactory(
             context, folders, persistence, self.directory, self.principals, self._records
@@ -133,6 +136,7 @@ class SessionManager:
                 with anyio.CancelScope(shield=True), anyio.move_on_after(longest_s):
                     for session in self.sessions:
                         await session.ended.wait()
+                await self._tools.aclose()
                 self._shared.pools.remove(self.directory)
                 tasks.cancel_scope.cancel()
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Literal, Protocol, TypeAlias
 
 import anyio
@@ -58,6 +59,7 @@ class Question:
     prompt   text of the code on one line; hostile
     printed  end of the output since the last question, on one line; hostile
     secret   True for `getpass()`
+    choices  answers of which the person chooses one, as the server asks; empty for free text
     """
 
     key: str
@@ -65,12 +67,30 @@ class Question:
     prompt: str
     printed: str = ""
     secret: bool = False
+    choices: tuple[str, ...] = ()
 
     @property
     def words(self) -> str:
         """The text for a person. It begins with who asks, which the code cannot change."""
+        if self.choices:
+            return f"kernel-mcp asks: may the code in notebook cell {self.cell} {self.prompt}"
         before = f" (It printed before: {self.printed})" if self.printed else ""
         return f"Code in notebook cell {self.cell} asks: {self.prompt or '(no prompt)'}{before}"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Wish:
+    """A question that is open, or waits for its turn.
+
+    reply  is called with how it ended, a key of `_DID`, and the answer
+    key    the kernel's; empty for a question of the server, which has `choices`
+    """
+
+    prompt: str
+    reply: Callable[[str, str], None]
+    key: str = ""
+    secret: bool = False
+    choices: tuple[str, ...] = ()
 
 
 class Clock:
@@ -121,9 +141,12 @@ class Questions:
         self._seconds = seconds
         self._modes = modes
         self._note = note
-        self._put = False
+        self._opened = False
         """True if the client has opened the page of the open question."""
-        self._kernel_key = ""
+        self._wish: Wish | None = None
+        self._waiting: deque[Wish] = deque()
+        self._count = 0
+        self._ended = False
         self._nobody = False
         """True once the client has answered that it asks nobody."""
         self._timer: asyncio.TimerHandle | None = None
@@ -136,23 +159,63 @@ class Questions:
 
     def take(self, request: InputRequest) -> None:
         """Open the question of a kernel, or withdraw that which its code no longer asks."""
+        mine = [each for each in (self._wish, *self._waiting) if each is not None and each.key]
+        for each in mine:  # code has one question at a time
+            if not request.withdrawn or each.key == request.key:
+                self.drop(each)
         if request.withdrawn:
-            if request.key == self._kernel_key:
-                self.withdraw()
             return
-        self.withdraw()
-        number = self._ends.total() + 1
-        mode: Mode = "url" if request.secret else "form"
-        if self._nobody or mode not in self._modes or number > MOST_QUESTIONS:
+        reply = partial(self._reply_to_kernel, request.key)
+        prompt = request.prompt.strip()
+        if not self._put(Wish(prompt, reply, request.key, request.secret)):
             self.reply(request.key, NOBODY, "")
-            return
-        self._kernel_key, self._put = request.key, False
+
+    def decide(
+        self, prompt: str, choices: tuple[str, ...], reply: Callable[[str, str], None]
+    ) -> Wish | None:
+        """Ask the person for one of `choices`, when it is its turn; None if nobody can be asked.
+
+        `prompt` completes the sentence "May the code in cell N …".
+        """
+        wish = Wish(prompt, reply, choices=choices)
+        return wish if self._put(wish) else None
+
+    def drop(self, wish: Wish) -> None:
+        """Withdraw a question whose answer is no longer needed."""
+        if wish is self._wish:
+            self.withdraw()
+        elif wish in self._waiting:
+            self._waiting.remove(wish)
+
+    def end(self) -> None:
+        """Withdraw all questions, as the cell has ended."""
+        self._ended = True
+        while self._waiting:
+            self._waiting.popleft().reply("withdraw", "")
+        self.withdraw()
+
+    def _put(self, wish: Wish) -> bool:
+        """Open a question now or in its turn; return False if nobody can be asked."""
+        mode: Mode = "url" if wish.secret else "form"
+        most = self._count + len(self._waiting) >= MOST_QUESTIONS
+        if self._ended or self._nobody or mode not in self._modes or most:
+            return False
+        self._waiting.append(wish)
+        if self.open is None:
+            self._open_next()
+        return True
+
+    def _open_next(self) -> None:
+        wish = self._wish = self._waiting.popleft()
+        self._count += 1
+        self._opened = False
         self.open = Question(
-            f"{self._cell.number}-{number}",
+            f"{self._cell.number}-{self._count}",
             self._cell.number,
-            one_line(request.prompt.strip(), PROMPT_CHARS),
-            _excerpt(self._cell.printed()),
-            request.secret,
+            one_line(wish.prompt, PROMPT_CHARS),
+            "" if wish.choices else _excerpt(self._cell.printed()),
+            wish.secret,
+            wish.choices,
         )
         self._rest(resting=True)
         self._timer = asyncio.get_running_loop().call_later(self._seconds, self._give_up)
@@ -160,28 +223,31 @@ class Questions:
             scope.cancel()
         self._cell.note_change()
 
+    def _reply_to_kernel(self, key: str, end: str, value: str) -> None:
+        if end != "withdraw":
+            self.reply(key, NOBODY if end == "cancel" else end, value)
+
     def answer(self, answer: Answer | None) -> bool:
         """Send an answer to the code; return False if there is none, or no question for it."""
         if self.open is None or answer is None or answer.key != self.open.key:
             return False
         if not answer.settles(self.open):
-            self._put = True
+            self._opened = True
             return False
         self._nobody = self._nobody or answer.action == "cancel"
         value = answer.value[:ANSWER_CHARS] if answer.action == "accept" else ""
         self._cut = self._cut or len(answer.value) > ANSWER_CHARS
-        self.reply(self._kernel_key, NOBODY if self._nobody else answer.action, value)
-        self._close(answer.action, len(value))
+        self._close(answer.action, value)
         return True
 
     def withdraw(self) -> None:
         """Close the open question: the cell has ended, or its code no longer waits."""
-        self._close("withdraw", 0)
+        self._close("withdraw")
 
     @property
     def to_put(self) -> Question | None:
         """The open question, unless the client has opened its page."""
-        return None if self._put else self.open
+        return None if self._opened else self.open
 
     @contextmanager
     def ending(self, scope: anyio.CancelScope) -> Iterator[None]:
@@ -230,26 +296,32 @@ class Questions:
             clock.rest(resting=resting)
 
     def _give_up(self) -> None:
-        self.reply(self._kernel_key, "late", f"{self._seconds:g} s")
-        self._close("late", 0)
+        self._close("late")
 
-    def _close(self, end: str, length: int) -> None:
+    def _close(self, end: str, value: str = "") -> None:
         question, self.open = self.open, None
-        if question is None:
+        wish, self._wish = self._wish, None
+        if question is None or wish is None:
             return
+        wish.reply(end, f"{self._seconds:g} s" if end == "late" else value)
         if self._timer is not None:
             self._timer.cancel()
         for scope in self._closing:
             scope.cancel()
-        self._ends[end] += 1
+        if not question.choices:
+            self._ends[end] += 1
         self._note(
             cell=question.cell,
             secret=question.secret,
             prompt_chars=len(question.prompt),
             answer=end,
-            answer_chars=length,
+            answer_chars=len(value),
         )
         self._rest(resting=False)
+        while self._waiting and self._nobody:
+            self._waiting.popleft().reply("cancel", "")
+        if self._waiting:
+            self._open_next()
         self._cell.note_change()
 
 

@@ -29,6 +29,7 @@ from kernel_mcp.errors import (
 )
 from kernel_mcp.files.workspace import Workspace
 from kernel_mcp.kernels.factory import KernelRequest, KernelSource
+from kernel_mcp.launch.tool_gateway import ToolGateway
 from kernel_mcp.linux.process import free_descriptors
 from kernel_mcp.output.text import Masks
 from kernel_mcp.records import dataclass
@@ -49,6 +50,7 @@ from kernel_mcp.sessions.session_persistence import SessionPersistence
 from kernel_mcp.sessions.session_save import SessionSave
 from kernel_mcp.sessions.shared_context import SharedContext
 from kernel_mcp.sessions.starter import KernelStarter
+from kernel_mcp.sessions.tool_calls import SessionTools
 from kernel_mcp.sessions.verified import Verified
 from kernel_mcp.telemetry.spans import OriginContext, caught, of_session
 
@@ -67,7 +69,7 @@ class SessionContext:
 
     `masks` hide values in code that is written to disk. `admit` reserves a kernel for a hibernated
     session. `saver` saves sessions that outlive the server. `idle_checkpoints` are those of a
-    principal.
+    principal. `tools` calls tools of MCP servers.
     """
 
     settings: Settings
@@ -78,6 +80,7 @@ class SessionContext:
     admit: Callable[[Session], Awaitable[None]]
     saver: Saver
     idle_checkpoints: Callable[[str], IdleCheckpoints]
+    tools: ToolGateway
 
 
 class Session:
@@ -145,9 +148,11 @@ class Session:
             last_save=self.persistence.last_save,
             on_rollback=self._note_rollback,
         )
+        alone = "" if not settings.several else owner
+        self.tools = SessionTools(self, context.tools, alone)
         self.lifecycle = KernelLifecycle(
             request,
-            KernelStarter(context.source, self.notifications, self.events),
+            KernelStarter(context.source, self.notifications, self.events, self.tools),
             self.recovery,
             session_save=session_save,
             admit=partial(context.admit, self),
@@ -221,6 +226,7 @@ class Session:
         self.family, self.origin = family, origin
         family.members.append(self)
         self.kernel_state.start_as_branch(start.kernel, start.checkpoint, start.folder)
+        start.kernel.tools = self.tools
         start.kernel.hear(self.cells.begin_again().take)
         self.touched = True
 

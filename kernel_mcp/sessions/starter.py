@@ -17,7 +17,7 @@ from kernel_mcp.sessions.notifications import Notice, NotificationQueue
 from kernel_mcp.telemetry.spans import Span
 
 if TYPE_CHECKING:
-    from kernel_mcp.kernels.kernel import Kernel
+    from kernel_mcp.kernels.kernel import Kernel, ToolAccess
 
 REMOVED = "The workspace folder of this session has been removed from outside"
 SHOWN_FOREIGN = 5
@@ -69,11 +69,16 @@ class KernelStarter:
     """Starts kernels of one session."""
 
     def __init__(
-        self, source: KernelSource, notifications: NotificationQueue, events: SessionEvents
+        self,
+        source: KernelSource,
+        notifications: NotificationQueue,
+        events: SessionEvents,
+        tools: ToolAccess | None = None,
     ) -> None:
         self._source = source
         self._notifications = notifications
         self._events = events
+        self._tools = tools
         self._foreign_cells = ForeignCells(notifications)
 
     async def start(
@@ -84,6 +89,8 @@ class KernelStarter:
         Raises KernelMcpError.
         """
         kernel = await self._launch(request, progress)
+        if self._tools is not None:
+            kernel.tools = self._tools
         kernel.tell, kernel.overheard = self._notifications.add, self._foreign_cells.ran
         kernel.handle.egress.open(request.network, self._note_connection)
         if folder:

@@ -33,6 +33,16 @@ SCHEMA = {
     "properties": {FIELD: {"type": "string", "title": "Answer"}},
     "required": [FIELD],
 }
+
+
+def schema_of(question: Question) -> dict[str, Any]:
+    """Return the schema of a question's form."""
+    if not question.choices:
+        return SCHEMA
+    answer = {"type": "string", "title": "Answer", "enum": [*question.choices]}
+    return {**SCHEMA, "properties": {FIELD: answer}}
+
+
 WAITS = "Cell {} waits until a person has answered a question of its code"
 
 
@@ -134,7 +144,7 @@ class Putter:
             url = await self._pages.url_of(Asked(principal, owner), question, give)
             params |= {"mode": "url", "url": url}
         else:
-            params |= {"mode": "form", "requestedSchema": SCHEMA}
+            params |= {"mode": "form", "requestedSchema": schema_of(question)}
         return {"method": "elicitation/create", "params": params}
 
     async def of_cell(

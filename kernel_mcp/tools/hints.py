@@ -69,8 +69,8 @@ def hints(effect: Effect, title: str, settings: Settings) -> ToolAnnotations:
 def _is_open(settings: Settings) -> bool:
     """Return True if code can reach other machines, or processes outside its sandbox."""
     elsewhere = any(each.elsewhere for each in settings.kernels)
-    reached = bool(settings.network or settings.secrets or settings.attach or elsewhere)
-    return reached or not settings.confined
+    reached = settings.network or settings.secrets or settings.attach or settings.tool_servers
+    return bool(reached) or elsewhere or not settings.confined
 
 
 def _writes_host(settings: Settings) -> bool:

@@ -69,6 +69,7 @@ async def describe(
         sandbox_enforces=list(report.enforced),
         mounts=mounts.words or ([NO_EFFECT] if settings.mounts else []),
         network=assembly.network.words(request.network) if settings.confined else UNLIMITED,
+        tools=session.tools.about,
         devices=list(map(str, mounts.devices)),
         gpus=await gpu_load() if any(each.names_threads for each in mounts.devices) else [],
         variables=[str(each) for each in settings.variables],

@@ -196,6 +196,9 @@ class ServerInfo(ResultWithNotices):
     workspace: str = Field(description="The own folder of the session, as code sees it")
     mounts: list[str] = Field(description="What code sees of the host, and what is covered in it")
     network: str = Field(description="Where code of the session may connect")
+    tools: str = Field(
+        default="none", description="Tool servers that code may call, which reach more"
+    )
     devices: list[str] = Field(description="Devices of the host that code may use")
     gpus: list[str] = Field(
         description="Memory and use of the machine's GPUs now, all programs together, where code "

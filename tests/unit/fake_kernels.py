@@ -16,7 +16,7 @@ from kernel_mcp.environments.metadata import EnvironmentSpec, note_file
 from kernel_mcp.environments.uv import ProgressCallback
 from kernel_mcp.errors import EnvironmentBuildError, LaunchError
 from kernel_mcp.kernels.factory import KernelRequest
-from kernel_mcp.kernels.kernel import Kernel, PendingReply
+from kernel_mcp.kernels.kernel import Kernel, NoTools, PendingReply, ToolAccess
 from kernel_mcp.kernels.known_names import KnownNames
 from kernel_mcp.kernels.message_codec import Message
 from kernel_mcp.kernels.run import Run, Sink
@@ -54,6 +54,7 @@ class FakeKernel:
     notebook_metadata = PYTHON_METADATA
     environment = KernelEnvironment(Path("python"), ())
     policy = Policy(frozenset(), allow_all=True)
+    tools: ToolAccess = NoTools()
 
     def __init__(self, source: FakeSource) -> None:
         self.variables: dict[str, str] = {}

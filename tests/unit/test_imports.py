@@ -24,7 +24,7 @@ ROOMS = (
     ("identity",),
     ("output",),
     ("policy",),
-    ("host_folders", "network"),
+    ("host_folders", "network", "tool_servers"),
     ("files",),
     ("notebooks",),
     ("sandbox",),

@@ -55,7 +55,7 @@ class Diagnosis:
 
     `problem` is the reason why no backend could start a kernel. `policy` says what code may do,
     `variables` what it finds in its environment. `attached` are external kernels, which no sandbox
-    confines. `kernels` are trials of those that `--kernel` names.
+    confines. `kernels` are trials of those that `--kernel` names. `tools` are the tool servers.
     """
 
     versions: dict[str, str]
@@ -68,6 +68,7 @@ class Diagnosis:
     variables: tuple[str, ...] = ()
     attached: tuple[str, ...] = ()
     kernels: tuple[Check, ...] = ()
+    tools: tuple[str, ...] = ()
 
     @property
     def advice(self) -> list[str]:
@@ -137,6 +138,7 @@ def as_json(diagnosis: Diagnosis) -> dict[str, Any]:
         "policy": diagnosis.policy,
         "variables": list(diagnosis.variables),
         "attached": list(diagnosis.attached),
+        "tools": list(diagnosis.tools),
         "kernels": [
             {"name": each.name, "holds": each.passed, "found": each.found}
             for each in diagnosis.kernels
@@ -200,6 +202,8 @@ def _about(diagnosis: Diagnosis) -> list[str]:
         lines.append(f"Code reads the variables {', '.join(diagnosis.variables)}.")
     if diagnosis.used and diagnosis.attached:
         lines += ["Outside any sandbox, sessions may join:", *_bullets(diagnosis.attached)]
+    if diagnosis.used and diagnosis.tools:
+        lines += ["Outside any sandbox, code calls tools of:", *_bullets(diagnosis.tools)]
     return [*lines, *_kernels(diagnosis)]
 
 

@@ -149,6 +149,7 @@ async def examine_all(settings: Settings, progress: ProgressCallback) -> Diagnos
         variables,
         attached,
         kernels,
+        tuple(each.about for each in settings.tool_servers),
     )
 
 

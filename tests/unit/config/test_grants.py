@@ -12,6 +12,7 @@ from kernel_mcp.config.kernelspecs import NamedKernelspec
 from kernel_mcp.config.mounts import Mount
 from kernel_mcp.config.secrets import EnvVariable, HeaderSecret
 from kernel_mcp.config.settings import GRANTS, OPTIONS, Settings
+from kernel_mcp.config.tool_servers import ToolServer
 
 ALL = Settings(
     mounts=(Mount(Path("/srv/a"), "/a"), Mount(Path("/srv/b"), "/b", "rw")),
@@ -21,10 +22,11 @@ ALL = Settings(
     secrets=(HeaderSecret("KEY", "api.test"), HeaderSecret("KEY", "other.test")),
     attach=(Attachment("/run/kernel.json"),),
     kernels=(NamedKernelspec("r", "ir"), NamedKernelspec("bash", "bash")),
+    tool_servers=(ToolServer("crm", "crm"), ToolServer("git", url="https://git.test/mcp")),
 )
 NAMES = {
     *("mount:/a", "mount:/b", "network", "device:/dev/kvm", "env:TOKEN", "secret:KEY", "attach"),
-    *("kernel:r", "kernel:bash", "ask"),
+    *("kernel:r", "kernel:bash", "tools:crm", "tools:git", "ask"),
 }
 
 
@@ -46,6 +48,7 @@ def test_every_grant_has_a_name() -> None:
         ("secret:KEY", "secrets", ALL.secrets),
         ("attach", "attach", ALL.attach),
         ("kernel:bash", "kernels", ALL.kernels[1:]),
+        ("tools:git", "tool_servers", ALL.tool_servers[1:]),
         ("ask", "ask", ALL.ask),
     ],
 )
@@ -68,4 +71,6 @@ def test_a_star_grants_all_and_no_name_nothing() -> None:
 
 def test_every_setting_that_grants_something_is_of_a_kind() -> None:
     fields = {option.field for option in OPTIONS if option.group == GRANTS}
-    assert {each.field for each in KINDS} == fields - {"gpu"}  # which adds devices and mounts
+    fields -= {"gpu"}  # which adds devices and mounts
+    fields -= {"tool_file", "allow_tools"}  # which lists and opens those of `tool_servers`
+    assert {each.field for each in KINDS} == fields | {"tool_servers"}

@@ -137,6 +137,8 @@ def test_a_path_in_a_flag_is_relative_to_the_current_folder(tmp_path: Path) -> N
 
 
 OPERATORS_ALONE = {
+    "tool-servers": '"mcp.json"',
+    "allow-tool": '"crm.*"',
     "attach": '"/run/kernel.json"',
     "kernel": '"r=ir"',
     "http": '"0.0.0.0:8000"',

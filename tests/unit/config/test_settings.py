@@ -13,7 +13,8 @@ from kernel_mcp.config.settings import OPTIONS, Limits, Settings
 from kernel_mcp.errors import ConfigError
 
 FIXED = {
-    *("limits", "driver", "file", "ignored_keys", "unmounted"),
+    "tool_servers",
+    *("limits", "driver", "file", "ignored_keys", "unmounted", "tool_servers"),
     *("tmp_bytes", "open_files", "address_space"),
 }
 """Fields that nobody sets."""

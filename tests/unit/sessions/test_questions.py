@@ -163,3 +163,46 @@ async def test_the_number_of_questions_and_lengths_are_bounded() -> None:
 )
 def test_malformed_requests_are_dropped(content: dict[str, Any]) -> None:
     assert InputRequest.of(content) is None
+
+
+CHOICES = ("once", "always in this session", "no")
+
+
+async def test_the_server_asks_for_a_choice_beside_the_questions_of_the_code() -> None:
+    asked, ends = Asked(), list[tuple[str, str]]()
+    asked.take("one", "Name? ")
+    wish = asked.questions.decide("call crm.x?", CHOICES, lambda *end: ends.append(end))
+    later = asked.questions.decide("call crm.y?", CHOICES, lambda *end: ends.append(end))
+    assert wish is not None
+    assert later is not None
+    asked.questions.answer(Answer(asked.key, "accept", "Ada"))
+    question = asked.questions.open
+    assert question is not None
+    assert question.choices == CHOICES
+    assert question.words == "kernel-mcp asks: may the code in notebook cell 3 call crm.x?"
+    asked.take("two")  # a thread of the code asks meanwhile
+    asked.questions.take(InputRequest("two", withdrawn=True))
+    assert asked.questions.open is question
+    asked.questions.answer(Answer(asked.key, "accept", "once"))
+    assert ends == [("accept", "once")]
+    asked.questions.drop(later)
+    assert asked.questions.open is None
+    assert asked.sent == [("one", "accept", "Ada")]
+    assert asked.cell.clock == [True, False] * 3
+    assert asked.questions.words == ["The code asked the person: 1 answered"]
+
+
+async def test_a_choice_ends_with_its_cell_and_with_a_client_that_asks_nobody() -> None:
+    asked, ends = Asked(), list[tuple[str, str]]()
+    for _ in range(2):
+        asked.questions.decide("call crm.x?", CHOICES, lambda *end: ends.append(end))
+    asked.questions.answer(Answer(asked.key, "cancel"))
+    assert ends == [("cancel", ""), ("cancel", "")]
+    assert asked.questions.decide("call crm.x?", CHOICES, lambda *_: None) is None
+    asked, ends = Asked(), []
+    for _ in range(2):
+        asked.questions.decide("call crm.x?", CHOICES, lambda *end: ends.append(end))
+    asked.questions.end()
+    assert ends == [("withdraw", ""), ("withdraw", "")]
+    assert asked.questions.open is None
+    assert asked.questions.decide("call crm.x?", CHOICES, lambda *_: None) is None

@@ -1,0 +1,172 @@
+"""The calls of tools that a session's code makes: approval, audit, notices."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, ExitStack
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
+from weakref import WeakKeyDictionary
+
+from kernel_mcp.launch.tool_gateway import ToolGateway
+from kernel_mcp.sessions.events import SessionEvents
+from kernel_mcp.sessions.questions import Questions, Wish
+
+if TYPE_CHECKING:
+    from kernel_mcp.kernels.kernel import Kernel
+    from kernel_mcp.sessions.runner import CellQueue
+
+ONCE, ALWAYS, NO = "once", "always in this session", "no"
+CHOICES = (ONCE, ALWAYS, NO)
+_DECLINED = "the person has declined the call of {}; do not try it again by other means"
+_NOBODY = (
+    "{0} needs a person's approval, and {1}. The operator can allow it: the server is started with "
+    "--allow-tool {0}"
+)
+_UNDECIDED = {
+    "cancel": "the client asked nobody",
+    "late": "the person gave no answer in time",
+    "withdraw": "its cell has ended",
+}
+OUTSIDE = "programs that run as the server's user, outside the sandbox"
+MOST_SERVERS = 8
+"""Servers that one notice names."""
+
+
+class CallingSession(Protocol):
+    """The part of a session that its calls use."""
+
+    events: SessionEvents
+    queue: CellQueue
+
+    def needed(self) -> AbstractContextManager[None]:
+        """Prevent hibernation inside this block."""
+
+
+class SessionTools:
+    """The calls of one session; see `ToolCaller`.
+
+    Its open calls prevent hibernation. What a person has allowed holds until the session's end.
+    """
+
+    def __init__(self, session: CallingSession, gateway: ToolGateway, principal: str) -> None:
+        """Tool servers are not shared between principals; an empty `principal` stands for all."""
+        self._session = session
+        self._gateway = gateway
+        self._principal = principal
+        self._kernels: WeakKeyDictionary[Kernel, int] = WeakKeyDictionary()
+        self._always: set[str] = set()
+        self._open: dict[int, tuple[str, str]] = {}
+        """Tool and digest of each call that has begun, or asks."""
+        self._asking: dict[int, tuple[Questions, Wish]] = {}
+        self._counts: Counter[str] = Counter()
+        self._needed = ExitStack()
+
+    @property
+    def servers(self) -> list[str]:
+        """Names of the servers that the session may use."""
+        return [each.name for each in self._gateway.servers]
+
+    @property
+    def about(self) -> str:
+        """The servers, and which of them are programs outside the sandbox, in words."""
+        found = [each for each in self._gateway.servers if each.name in self.servers]
+        if not found:
+            return "none"
+        programs = [each.name for each in found if each.command]
+        outside = f" ({', '.join(programs)}: {OUTSIDE})" if programs else ""
+        return f"reaches: {', '.join(self.servers)}{outside}"
+
+    def connect(self, kernel: Kernel) -> None:
+        """Connect the gateway to a kernel whose code asks for it."""
+        path = kernel.handle.sockets.connection.tools
+        if not path or not self.servers or kernel.exit is not None:
+            return
+        if kernel in self._kernels:
+            self._gateway.connect_again(self._kernels[kernel])
+            return
+        number = self._gateway.connect(
+            path, self._principal, self.servers, sorted(self._always), self
+        )
+        self._kernels[kernel] = number
+        kernel.handle.on_close(partial(self._disconnect, number))
+
+    async def _disconnect(self, number: int) -> None:
+        self._gateway.disconnect(number)
+
+    def interrupt(self, kernel: Kernel) -> None:
+        """Cancel the calls of a kernel that is being interrupted: its threads cannot be."""
+        if kernel in self._kernels:
+            self._gateway.cut(self._kernels[kernel])
+
+    def begin_cell(self, kernel: Kernel) -> None:
+        """Note that a cell begins in a kernel."""
+        if kernel in self._kernels:
+            self._gateway.begin_cell(self._kernels[kernel])
+
+    def words(self) -> list[str]:
+        """Return a notice of the calls since the last one; none for none."""
+        counts, self._counts = self._counts, Counter()
+        shown = [f"{name} {count:,} times" for name, count in counts.most_common(MOST_SERVERS)]
+        more = [f"{len(counts) - MOST_SERVERS} more"] if len(counts) > MOST_SERVERS else []
+        return [f"The code called tools: {', '.join([*shown, *more])}"] if shown else []
+
+    def asks(self, call: int, tool: str, digest: str, shown: str) -> None:
+        """See `ToolCaller`."""
+        self._begin(call, tool, digest)
+        cell = self._session.queue.current
+        questions = None if cell is None else cell.questions
+        reply = partial(self._decided, call, tool)
+        prompt = f"call the tool {tool} with {shown}?"
+        wish = None if questions is None else questions.decide(prompt, CHOICES, reply)
+        if questions is None or wish is None:
+            why = "no cell is running" if cell is None else "the client cannot ask a person"
+            self._gateway.decide(call, "no", _NOBODY.format(tool, why))
+        else:
+            self._asking[call] = questions, wish
+
+    def _decided(self, call: int, tool: str, end: str, answer: str) -> None:
+        """Pass on the answer of a person to the question about a call."""
+        self._asking.pop(call, None)
+        if end == "accept" and answer in (ONCE, ALWAYS):
+            if answer == ALWAYS:
+                self._always.add(tool)
+            self._end(call)
+            self._gateway.decide(call, "always" if answer == ALWAYS else "once")
+            return
+        why = _UNDECIDED.get(end)
+        text = _DECLINED if why is None else _NOBODY
+        self._gateway.decide(call, "no", text.format(tool, why))
+
+    def begins(self, call: int, tool: str, digest: str) -> None:
+        """See `ToolCaller`."""
+        self._begin(call, tool, digest)
+        self._counts[tool.partition(".")[0]] += 1
+
+    def ends(self, call: int, facts: Mapping[str, Any]) -> None:
+        """See `ToolCaller`."""
+        if call in self._asking:
+            questions, wish = self._asking.pop(call)
+            questions.drop(wish)
+        tool, digest = self._end(call)
+        if tool:
+            cell = self._session.queue.current
+            number = 0 if cell is None else cell.number
+            self._session.events.note("tool", tool=tool, arguments=digest, cell=number, **facts)
+
+    def _begin(self, call: int, tool: str, digest: str) -> None:
+        if not self._open:
+            self._needed.enter_context(self._session.needed())
+        self._open[call] = tool, digest
+
+    def _end(self, call: int) -> tuple[str, str]:
+        found = self._open.pop(call, ("", ""))
+        if not self._open:
+            self._needed.close()
+        return found
+
+    def lost(self) -> None:
+        """See `ToolCaller`."""
+        for call in list(self._open):
+            self.ends(call, {"end": "unavailable", "seconds": 0.0, "bytes": 0})

@@ -1,0 +1,419 @@
+"""The gateway's process, with a real MCP server behind it and the socket of a kernel before it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kernel_mcp.config.tool_servers import ToolServer
+from kernel_mcp.launch.tool_gateway import ToolGateway
+from kernel_mcp.tool_servers.frames import Frame, read_frame
+from kernel_mcp.tool_servers.kernels import CONNECTIONS, IN_FLIGHT_BYTES, KernelLink, Send
+from tests import crm
+
+pytestmark = pytest.mark.anyio
+anyio_backend = pytest.fixture(lambda: "asyncio")
+
+SECONDS = 60.0
+
+
+class Session:
+    """A session of which the gateway reports calls, and which answers all questions alike."""
+
+    def __init__(self) -> None:
+        self.gateway: ToolGateway | None = None
+        self.answer, self.why = "no", "nobody is here"
+        self.asked: list[tuple[str, str]] = []
+        self.begun: list[tuple[str, str]] = []
+        self.ended: list[str] = []
+        self.end = asyncio.Event()
+
+    def asks(self, call: int, tool: str, digest: str, shown: str) -> None:
+        assert self.gateway is not None
+        self.asked.append((tool, shown))
+        self.gateway.decide(call, self.answer, self.why)
+
+    def begins(self, call: int, tool: str, digest: str) -> None:
+        self.begun.append((tool, digest))
+
+    def ends(self, call: int, facts: Mapping[str, Any]) -> None:
+        self.ended.append(facts["end"])
+        self.end.set()
+
+    def lost(self) -> None:
+        self.ended.append("lost")
+        self.end.set()
+
+    async def has_ended(self, *ends: str) -> None:
+        """Wait for the ends of so many calls, and compare them."""
+        while len(self.ended) < len(ends):
+            self.end.clear()
+            await asyncio.wait_for(self.end.wait(), SECONDS)
+        assert self.ended == [*ends]
+
+
+class Kernel:
+    """The kernel's side: it listens, and takes the connections that the gateway makes."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.session = Session()
+        self.number = 0
+        self.waiting: asyncio.Queue[Connection] = asyncio.Queue()
+        self.opened: list[Connection] = []
+
+    async def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.opened.append(Connection(reader, writer))
+        await self.waiting.put(self.opened[-1])
+
+    def close(self) -> None:
+        for each in self.opened:
+            each.writer.transport.abort()
+
+    async def connection(self) -> Connection:
+        return await asyncio.wait_for(self.waiting.get(), SECONDS)
+
+    async def ask(self, **request: Any) -> Frame:
+        """Send one request over a connection of its own, and return the last answer."""
+        connection = await self.connection()
+        answer = await connection.ask(**request)
+        connection.writer.close()
+        return answer
+
+    async def call(self, tool: str, **arguments: Any) -> Any:
+        answer = await self.ask(op="call", server="crm", tool=tool, arguments=arguments)
+        return answer.header.get("result") or answer.header["error"]
+
+
+class Connection:
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+        self.progress: list[Mapping[str, Any]] = []
+
+    def send(self, **request: Any) -> None:
+        self.writer.writelines(Frame(request).encoded())
+
+    async def ask(self, **request: Any) -> Frame:
+        self.send(**request)
+        while True:
+            frame = await asyncio.wait_for(read_frame(self.reader), SECONDS)
+            assert frame is not None
+            if "progress" not in frame.header:
+                return frame
+            self.progress.append(frame.header["progress"])
+
+
+class Log:
+    """A named pipe into which the program writes, so that a line can be awaited."""
+
+    def __init__(self, path: Path) -> None:
+        os.mkfifo(path)
+        self._fd = os.open(path, os.O_RDWR | os.O_NONBLOCK)
+        self._news = asyncio.Event()
+        self.lines: list[str] = []
+        self._text = ""
+        asyncio.get_running_loop().add_reader(self._fd, self._read)
+
+    def _read(self) -> None:
+        self._text += os.read(self._fd, 65536).decode()
+        *whole, self._text = self._text.split("\n")
+        self.lines += whole
+        self._news.set()
+
+    async def seen(self, line: str, count: int = 1) -> None:
+        """Wait until the program has written a line so often."""
+        while self.lines.count(line) < count:
+            self._news.clear()
+            await asyncio.wait_for(self._news.wait(), SECONDS)
+
+    def close(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._fd)
+        os.close(self._fd)
+
+
+class Served(ToolGateway):
+    """A gateway, and the log of the program behind it."""
+
+    log: Log
+
+
+def program(log: Path, **facts: Any) -> ToolServer:
+    return ToolServer(
+        "crm", sys.executable, ("-m", "tests.crm", str(log)), cwd=str(Path.cwd()), **facts
+    )
+
+
+@asynccontextmanager
+async def gateway(
+    folder: Path, *allowed: str, server: ToolServer | None = None
+) -> AsyncIterator[Served]:
+    made = Served([server or program(folder / "log")], allowed)
+    made.log = Log(folder / "log")
+    try:
+        yield made
+    finally:
+        await made.aclose()
+        made.log.close()
+
+
+@asynccontextmanager
+async def kernel(
+    made: Served, folder: Path, name: str = "k", principal: str = "", **facts: Any
+) -> AsyncIterator[Kernel]:
+    one = Kernel(folder / name)
+    one.session.gateway = made
+    listening = await asyncio.start_unix_server(one.accept, one.path)
+    servers = facts.get("servers", ["crm"])
+    always = facts.get("always", [])
+    one.number = made.connect(str(one.path), principal, servers, always, one.session)
+    try:
+        yield one
+    finally:
+        made.disconnect(one.number)
+        listening.close()
+        one.close()
+        await asyncio.sleep(0)  # the transports close in the next turn of the loop
+
+
+async def test_customers_and_their_orders_are_joined(tmp_path: Path) -> None:
+    async with gateway(tmp_path, "crm.list_*") as made, kernel(made, tmp_path) as one:
+        customers = (await one.call("list_customers"))["structured"]["result"]
+        assert len(customers) == crm.CUSTOMERS
+        orders = await one.call("list_orders", customer=7, most=2)
+        assert [each["amount"] for each in orders["structured"]["result"]] == [70, 71]
+        assert [tool for tool, _ in one.session.begun] == ["crm.list_customers", "crm.list_orders"]
+        await one.session.has_ended("ok", "ok")
+        assert made.log.lines == ["started"]
+
+
+async def test_tools_are_listed_with_what_becomes_of_a_call(tmp_path: Path) -> None:
+    async with gateway(tmp_path, "crm.rename") as made, kernel(made, tmp_path) as one:
+        (row,) = (await one.ask(op="list")).header["servers"]
+        tools = {each["name"]: each for each in row["tools"]}
+        assert (row["name"], tools["rename"]["policy"], tools["fail"]["policy"]) == (
+            "crm",
+            "runs",
+            "asks",
+        )
+        assert tools["list_orders"]["policy"] == "asks"  # its hint is a claim
+        assert tools["list_orders"]["inputSchema"]["required"] == ["customer"]
+
+
+async def test_a_trusted_server_says_what_is_read_only_and_may_lie(tmp_path: Path) -> None:
+    trusted = program(tmp_path / "log", trust="read-only")
+    async with gateway(tmp_path, server=trusted) as made, kernel(made, tmp_path) as one:
+        assert (await one.call("delete_all"))["content"][0]["text"] == "deleted"
+        refused = await one.call("rename", customer=1, name="B")
+        assert refused == {"kind": "refused", "text": "nobody is here"}
+        assert made.log.lines == ["started", "deleted"]
+        await one.session.has_ended("ok", "refused")
+
+
+async def test_a_person_permits_one_call_or_all_of_a_session(tmp_path: Path) -> None:
+    async with gateway(tmp_path) as made, kernel(made, tmp_path) as one:
+        one.session.answer = "once"
+        await one.call("rename", customer=1, name="line\nbreak \u202e")
+        assert one.session.asked == [
+            ("crm.rename", '{"customer": 1, "name": "line\\nbreak \\u202e"}')
+        ]
+        one.session.answer = "always"
+        await one.call("rename", customer=2, name="x" * 5000)
+        assert one.session.asked[1][1].endswith("more characters)")
+        one.session.answer = "no"
+        await one.call("rename", customer=3, name="C")
+        assert len(one.session.asked) == 2
+        assert (await one.call("long_text", characters=1))["kind"] == "refused"
+        async with kernel(made, tmp_path, "next", always=["crm.rename"]) as later:
+            await later.call("rename", customer=1, name="D")
+            assert later.session.asked == []
+
+
+async def test_closing_a_connection_cancels_its_call(tmp_path: Path) -> None:
+    async with gateway(tmp_path, "*") as made, kernel(made, tmp_path) as one:
+        connection = await one.connection()
+        connection.send(op="call", server="crm", tool="wait_long", arguments={})
+        await made.log.seen("waits")
+        connection.writer.close()
+        await made.log.seen("cancelled")
+        assert (await one.call("list_orders", customer=1))["structured"]
+        await one.session.has_ended("cancelled", "ok")
+
+
+async def test_the_end_of_a_kernel_cancels_its_calls(tmp_path: Path) -> None:
+    async with (
+        gateway(tmp_path, "*") as made,
+        kernel(made, tmp_path) as one,
+        kernel(made, tmp_path, "other") as other,
+    ):
+        connection = await one.connection()
+        connection.send(op="call", server="crm", tool="wait_long", arguments={})
+        await made.log.seen("waits")
+        made.disconnect(one.number)
+        await made.log.seen("cancelled")
+        assert (await other.call("list_orders", customer=1))["structured"]
+
+
+async def test_a_program_that_dies_is_started_again(tmp_path: Path) -> None:
+    async with gateway(tmp_path, "*") as made, kernel(made, tmp_path) as one:
+        died = await one.call("die")
+        assert died["kind"] == "unavailable"
+        assert "has ended" in died["text"]
+        assert (await one.call("list_orders", customer=1))["structured"]
+        assert made.log.lines == ["started", "started"]
+
+
+async def test_a_program_that_cannot_be_started_is_named_with_its_stderr(tmp_path: Path) -> None:
+    wrong = ToolServer("crm", sys.executable, ("-c", "import nothing_of_this_name"))
+    async with gateway(tmp_path, server=wrong) as made, kernel(made, tmp_path) as one:
+        failed = await one.call("list_customers")
+        assert failed["kind"] == "unavailable"
+        assert "nothing_of_this_name" in failed["text"]
+        (row,) = (await one.ask(op="list")).header["servers"]
+        assert "crm is not available" in row["error"]
+
+
+async def test_errors_of_a_tool_and_unknown_names_are_told_apart(tmp_path: Path) -> None:
+    async with gateway(tmp_path, "*") as made, kernel(made, tmp_path) as one:
+        assert (await one.call("fail"))["kind"] == "tool"
+        assert "no tool 'nothing'" in (await one.call("nothing"))["text"]
+        other = await one.ask(op="call", server="git", tool="x", arguments={})
+        assert other.header["error"] == {
+            "kind": "unavailable",
+            "text": "this session has no tool server 'git'; it has crm",
+        }
+
+
+async def test_a_session_with_fewer_servers_finds_no_others(tmp_path: Path) -> None:
+    async with gateway(tmp_path, "*") as made, kernel(made, tmp_path, servers=[]) as one:
+        assert (await one.ask(op="list")).header["servers"] == []
+        assert (await one.call("list_customers"))["kind"] == "unavailable"
+
+
+async def test_binary_data_and_resources_come_as_blobs(tmp_path: Path) -> None:
+    async with gateway(tmp_path, "*") as made, kernel(made, tmp_path) as one:
+        picture = await one.ask(op="call", server="crm", tool="picture", arguments={})
+        item = picture.header["result"]["content"][0]
+        assert (item["type"], item["mimeType"], item["data"]) == ("image", "image/png", {"blob": 0})
+        assert bytes(picture.blobs[0]).startswith(b"\x89PNG")
+        read = await one.ask(op="read", server="crm", uri="crm://terms")
+        assert read.header["result"]["content"][0]["text"] == "pay within 30 days"
+
+
+async def test_a_long_structured_result_is_a_blob(tmp_path: Path) -> None:
+    async with gateway(tmp_path, "*") as made, kernel(made, tmp_path) as one:
+        call = {"op": "call", "server": "crm", "tool": "long_text"}
+        long = await one.ask(**call, arguments={"characters": 2_000_000})
+        assert long.header["result"] == {"content": []}
+        found = json.loads(long.blobs[long.header["structured_blob"]])
+        assert len(found["result"]) == 2_000_000
+
+
+async def test_results_that_are_not_read_are_bounded(tmp_path: Path) -> None:
+    large = b"x" * (IN_FLIGHT_BYTES // 4)
+
+    async def answer(_link: KernelLink, _request: Mapping[str, Any], send: Send) -> None:
+        await send(Frame({}, [large]))
+
+    one = Kernel(tmp_path / "k")
+    listening = await asyncio.start_unix_server(one.accept, one.path)
+    link = KernelLink(1, str(one.path), "", frozenset(), set(), answer)
+    link.dial()
+    waiting = []
+    for _ in range(4):  # the fourth is beyond the bound, with its header and with what is sent
+        waiting.append(await one.connection())
+        waiting[-1].send()
+    ends = [asyncio.ensure_future(read_frame(each.reader)) for each in waiting[3:]]
+    assert await asyncio.wait_for(ends[0], SECONDS) is None
+    first = await asyncio.wait_for(read_frame(waiting[0].reader), SECONDS)
+    assert first is not None
+    assert first.blobs == [large]
+    await link.aclose()
+    one.close()
+    listening.close()
+
+
+async def test_a_kernel_has_few_connections_and_one_ahead(tmp_path: Path) -> None:
+    async with gateway(tmp_path, "*") as made, kernel(made, tmp_path) as one:
+        opened = []
+        for _ in range(CONNECTIONS):
+            opened.append(await one.connection())
+            opened[-1].send(op="call", server="crm", tool="wait_long", arguments={})
+        await made.log.seen("waits", CONNECTIONS)
+        assert len(one.opened) == CONNECTIONS
+        opened[0].writer.close()
+        assert (await one.call("list_orders", customer=1))["structured"]
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [b"\xff\xff\xff\xff", b"\0\0\0\2[]", b"\0\0\0\4nope", b'\0\0\0\x10{"blobs": [900]}', b"\0\0"],
+)
+async def test_what_is_no_frame_ends_its_connection_alone(tmp_path: Path, sent: bytes) -> None:
+    async with gateway(tmp_path, "*") as made, kernel(made, tmp_path) as one:
+        connection = await one.connection()
+        connection.writer.write(sent)
+        if len(sent) < 4:
+            connection.writer.write_eof()
+        assert await asyncio.wait_for(connection.reader.read(), SECONDS) == b""
+        assert (await one.call("list_orders", customer=1))["structured"]
+
+
+async def test_a_link_in_the_place_of_the_socket_is_not_followed(tmp_path: Path) -> None:
+    async with gateway(tmp_path, "*") as made, kernel(made, tmp_path) as one:
+        held = await one.connection()
+        trap = Kernel(tmp_path / "trap")
+        trap.path.symlink_to(one.path)
+        trap.number = made.connect(str(trap.path), "", ["crm"], [], trap.session)
+        await held.ask(op="list")
+        await one.connection()
+        assert len(one.opened) == 2
+
+
+async def test_principals_share_no_program(tmp_path: Path) -> None:
+    async with (
+        gateway(tmp_path, "*") as made,
+        kernel(made, tmp_path, "a", "alice") as alice,
+        kernel(made, tmp_path, "b", "bob") as bob,
+        kernel(made, tmp_path, "c", "bob") as more,
+    ):
+        for one in (alice, bob, more):
+            assert (await one.call("list_orders", customer=1))["structured"]
+        assert made.log.lines == ["started", "started"]
+
+
+async def test_a_killed_gateway_is_replaced_and_the_kernel_is_connected_again(
+    tmp_path: Path,
+) -> None:
+    async with gateway(tmp_path, "*") as made, kernel(made, tmp_path) as one:
+        connection = await one.connection()
+        connection.send(op="call", server="crm", tool="wait_long", arguments={})
+        await made.log.seen("waits")
+        watched = made._process._watched
+        assert watched is not None
+        os.kill(watched.pid, signal.SIGKILL)
+        assert await asyncio.wait_for(connection.reader.read(), SECONDS) == b""
+        await one.session.has_ended("lost")
+        while (fresh := await one.connection()).reader.at_eof():
+            pass  # that which was ahead
+        answer = await fresh.ask(op="call", server="crm", tool="list_customers", arguments={})
+        assert answer.header["result"]["structured"]
+
+
+async def test_the_program_has_no_variables_of_the_server_but_a_few(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KEY_OF_THE_SERVER", "1")
+    named = program(tmp_path / "log", env={"KEY_OF_CRM": "2"})
+    async with gateway(tmp_path, "*", server=named) as made, kernel(made, tmp_path) as one:
+        found = (await one.call("environment"))["structured"]
+        assert found["KEY_OF_CRM"] == "2"
+        assert "KEY_OF_THE_SERVER" not in found
