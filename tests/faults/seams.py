@@ -127,6 +127,7 @@ HARMLESS = frozenset(
         "os.environ.copy",
         "os.environ.items",
         "os.environ.setdefault",
+        "os.environ.update",
         "os.environ.pop",
         "os.get_exec_path",
         "os.sysconf",
