@@ -34,8 +34,8 @@ from kernel_mcp.fleet.cluster import (
     require_authentication,
     secret_of,
 )
-from kernel_mcp.fleet.front import FleetCalls
 from kernel_mcp.fleet.handles import check_node
+from kernel_mcp.fleet.link import Link
 from kernel_mcp.fleet.members import Member
 from kernel_mcp.fleet.node import START_S, Node, actor_name, start_options
 from kernel_mcp.fleet.registry import registry_of
@@ -268,14 +268,13 @@ def run_front(settings: Settings) -> int:
 
     Raises KernelMcpError.
     """
-    with contextlib.redirect_stdout(sys.stderr):
-        ray = connect(settings.fleet, place=settings.fleet_place)
-        registry = registry_of(ray)
+    link = Link(settings.fleet, settings.fleet_place)
+    link.connect()
     shutdown = Shutdown(None if settings.http is None else 0)
     shutdown.take_signals()
-    serve = partial(_serve_http, settings, ray, registry, shutdown)
+    serve = partial(_serve_http, settings, link, shutdown)
     if settings.http is None:
-        serve = partial(_serve_stdio, settings, ray, registry, shutdown)
+        serve = partial(_serve_stdio, settings, link, shutdown)
     try:
         anyio.run(shutdown.run, serve)
     except KernelMcpError:
@@ -285,25 +284,28 @@ def run_front(settings: Settings) -> int:
         if isinstance(told, ServerFailure):
             log_failure(error, DOING)
         raise told from error
+    finally:
+        link.end()
     return shutdown.code
 
 
-async def _serve_http(settings: Settings, ray: Any, registry: Any, shutdown: Shutdown) -> None:
+async def _serve_http(settings: Settings, link: Link, shutdown: Shutdown) -> None:
     from kernel_mcp.fleet.http import FleetHttpApp
     from kernel_mcp.web import HttpApp, serve_http
 
     async def make(settings: Settings, _url: str, callers: HttpCallers) -> HttpApp:
-        return FleetHttpApp(settings, ray, registry, callers)
+        return FleetHttpApp(settings, link, callers)
 
     await serve_http(settings, make, shutdown)
 
 
-async def _serve_stdio(settings: Settings, ray: Any, registry: Any, shutdown: Shutdown) -> None:
+async def _serve_stdio(settings: Settings, link: Link, shutdown: Shutdown) -> None:
     key = partial(key_of, secret_of(settings.fleet), "tasks")
-    calls = FleetCalls(ray, registry)
+    calls = link.calls()
     async with stdio_lines() as wire, anyio.create_task_group() as tasks:
         shutdown.on_begin(tasks.cancel_scope.cancel)
         tasks.start_soon(wire.read_early, shutdown.begin)
+        await tasks.start(link.run)
         await tasks.start(calls.run)
         default = f"front {secrets.token_hex(8)}"
         build = partial(

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import secrets
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from random import Random
 from typing import Any
 
@@ -27,9 +28,12 @@ from kernel_mcp.fleet.messages import call_row, caller_row, error_of
 from kernel_mcp.fleet.placement import environment_of
 from kernel_mcp.fleet.remote_nodes import NodeLost, RemoteNode, RemoteNodes
 from kernel_mcp.sessions.directory import Caller
+from kernel_mcp.telemetry import Readiness
 from kernel_mcp.tools.calls import Call
 from kernel_mcp.tools.resources import session_of
 from kernel_mcp.tools.results import LOST_KEY, notice_block, refusal
+
+logger = logging.getLogger(__name__)
 
 MOST_PLACES = 100_000
 """Sessions whose node a front caches; others are looked up again."""
@@ -47,7 +51,17 @@ No client knows the handle of a session opened there; one with a name is found b
 class FleetCalls:
     """`SessionCalls` that a fleet answers. `run` must run as a task while calls are made."""
 
-    def __init__(self, ray: Any, registry: Any, *, seed: int | None = None) -> None:
+    def __init__(
+        self,
+        ray: Any,
+        registry: Any,
+        *,
+        seed: int | None = None,
+        restart: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`restart` is called when the head has been silent for longer than any lease."""
+        self.readiness = Readiness()
+        self._restart = restart
         self._nodes = RemoteNodes(ray, registry, Random(seed))
         self._node_of: OrderedDict[tuple[str, str], str] = OrderedDict()
         self._definitions: list[Definition] = []
@@ -60,12 +74,27 @@ class FleetCalls:
         """Follow the membership of the fleet. Raises FleetUnavailable if it has no node yet."""
         await self._nodes.follow()
         await self._load_definitions()
+        self.readiness.ready = True
         task_status.started()
+        heard = anyio.current_time()
         while True:
-            with Barrier("following the members of the fleet") as barrier:
-                await self._nodes.follow()
-            if barrier.failure is not None:
-                await anyio.sleep(RETRY_S)
+            with Barrier("following the members of the fleet"):
+                try:
+                    await self._nodes.follow()
+                    heard = anyio.current_time()
+                    self._set_readiness("" if self._nodes.available else "no node answers")
+                    continue
+                except FleetUnavailable:
+                    self._set_readiness("the head of the fleet does not answer")
+            if anyio.current_time() - heard > PATIENCE_S:
+                self._nodes.lose_all()
+                self._restart()
+            await anyio.sleep(RETRY_S)
+
+    def _set_readiness(self, reason: str) -> None:
+        if reason != self.readiness.reason and reason:
+            logger.error("this front is not ready: %s", reason)
+        self.readiness.ready, self.readiness.reason = not reason, reason
 
     async def definitions(self) -> Sequence[Definition]:
         """See `SessionCalls`."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Collection
 from contextlib import AsyncExitStack
 from functools import partial
-from typing import Any
 
 import anyio
 import anyio.abc
@@ -18,7 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from kernel_mcp.barriers import Barrier
 from kernel_mcp.config.settings import Settings
 from kernel_mcp.fleet.cluster import secret_of
-from kernel_mcp.fleet.front import FleetCalls
+from kernel_mcp.fleet.link import Link
 from kernel_mcp.fleet.rates import SharedRates
 from kernel_mcp.fleet.signed import key_of
 from kernel_mcp.http.callers import HttpCallers
@@ -28,7 +27,7 @@ from kernel_mcp.http.sessions import McpSessions, SseTransport
 from kernel_mcp.kernel_context import open_events
 from kernel_mcp.protocol import mcp_over
 from kernel_mcp.sessions.notifications import DeliveryTracker
-from kernel_mcp.telemetry import Levels, Readiness
+from kernel_mcp.telemetry import Levels
 from kernel_mcp.tools.resources import ResourceServer
 from kernel_mcp.web import cancellation_middleware
 
@@ -39,13 +38,13 @@ SHARE_S = 0.25
 class FleetHttpApp:
     """The ASGI application of a front: all calls go to the fleet, and there are no tenant pools."""
 
-    def __init__(self, settings: Settings, ray: Any, registry: Any, callers: HttpCallers) -> None:
+    def __init__(self, settings: Settings, link: Link, callers: HttpCallers) -> None:
         """Open the events. Raises ConfigError."""
         self.events = open_events(settings, {"fleet": settings.fleet})
-        self.readiness = Readiness()
         self._settings = settings
-        self._registry = registry
-        self._calls = FleetCalls(ray, registry)
+        self._link = link
+        self._calls = link.calls()
+        self.readiness = self._calls.readiness
         self._callers = callers
         self._over = anyio.Event()
         self._mcp: ResourceServer | None = None
@@ -58,6 +57,7 @@ class FleetHttpApp:
         try:
             async with AsyncExitStack() as stack:
                 tasks = await stack.enter_async_context(anyio.create_task_group())
+                await tasks.start(self._link.run)
                 await tasks.start(self._calls.run)
                 mcp = mcp_over(
                     self._calls,
@@ -74,7 +74,6 @@ class FleetHttpApp:
                 await stack.enter_async_context(sessions.run())
                 self._mcp, self._sessions = mcp, sessions
                 self._app = application((), sessions, old)
-                self.readiness.ready = True
                 task_status.started()
                 await self._over.wait()
                 tasks.cancel_scope.cancel()
@@ -100,9 +99,11 @@ class FleetHttpApp:
 
     async def share(self, rates: Rates) -> None:
         """Share rate-limit counters with the other fronts of the fleet, until cancelled."""
-        shared = SharedRates(self._registry)
+        shared = SharedRates(self._link.registry)
         while True:
             await anyio.sleep(SHARE_S)
+            if not self.readiness.ready:
+                continue
             with Barrier("sharing the rates of principals among fronts"):
                 await shared.share(rates)
 

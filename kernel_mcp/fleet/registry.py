@@ -14,8 +14,8 @@ from kernel_mcp.fleet.cluster import NAMESPACE, REGISTRY, FleetUnavailable
 from kernel_mcp.fleet.members import MARGIN_S, RENEW_S, Member, Members
 from kernel_mcp.fleet.watchdog import boottime
 
-LONGEST_WAIT_S = 30.0
-"""Longest poll for changes, in seconds; the caller then asks again."""
+LONGEST_WAIT_S = 5.0
+"""Longest poll for changes, in seconds. Who asks again after it sees that the head is there."""
 SILENT_S = 60.0
 """Seconds without a report after which the counts of a front are dropped."""
 HEAD = "node:__internal_head__"

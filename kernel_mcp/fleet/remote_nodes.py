@@ -19,9 +19,13 @@ from kernel_mcp.fleet.cluster import HEAD_S, NAMESPACE, FleetUnavailable, awaite
 from kernel_mcp.fleet.members import Member
 from kernel_mcp.fleet.node import actor_name
 from kernel_mcp.fleet.placement import choose
+from kernel_mcp.fleet.registry import LONGEST_WAIT_S
 from kernel_mcp.tools.calls import Call
 
 logger = logging.getLogger(__name__)
+
+FOLLOW_S = LONGEST_WAIT_S + 3.0
+"""Timeout in seconds for the registry, which answers at the latest after its longest poll."""
 
 
 class NodeLost(KernelMcpError):
@@ -65,8 +69,12 @@ class RemoteNodes:
         return name in self._known or any(each.name == name for each in self.members)
 
     async def follow(self) -> None:
-        """Wait for the next change of the membership, and apply it."""
-        version, rows = await self._registry.changes.remote(self._version)
+        """Wait for the next change of the membership, and apply it. Raises FleetUnavailable."""
+        try:
+            asked = awaited(self._registry.changes.remote(self._version))
+            version, rows = await asyncio.wait_for(asked, FOLLOW_S)
+        except (asyncio.TimeoutError, self._ray.exceptions.RayError) as error:
+            raise FleetUnavailable(f"The head of the fleet does not answer: {error!r}") from error
         self._version = version
         self.members = [Member.of(row) for row in rows]
         for member in self.members:
@@ -78,6 +86,13 @@ class RemoteNodes:
             if peer is None and not member.lost:
                 with Barrier(f"finding node {member.name}"):
                     await self.add_member(member)
+
+    def lose_all(self) -> None:
+        """Give up all nodes, as no lease can last any more; `follow` finds those that are there."""
+        for peer in self._known.values():
+            peer.lost.set()
+        self._known.clear()
+        self._version = -1
 
     async def add_member(self, member: Member) -> RemoteNode:
         """Look up a member's actor by its name and add the node. Raises FleetUnavailable."""
@@ -126,8 +141,11 @@ class RemoteNodes:
             ) from error
 
     async def has_left(self, node: RemoteNode) -> bool:
-        """Return True if a lost node had left in order: it has not begun the call then."""
-        members = await self._fetch_members()
+        """Return True if a lost node is known to have left in order, without beginning the call."""
+        try:
+            members = await self._fetch_members()
+        except FleetUnavailable:
+            return False
         return any(each.life == node.member.life and each.left for each in members)
 
     async def ask(

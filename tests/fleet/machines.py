@@ -108,13 +108,15 @@ class Machines:
     """Three machines. What is started here is ended here."""
 
     root: Path
+    head: int = HEAD
+    port: int = PORT
     token: str = field(default_factory=lambda: secrets.token_hex(24))
     rays: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
     nodes: dict[str, Node] = field(default_factory=dict)
 
     @property
     def address(self) -> str:
-        return f"127.0.0.{HEAD}:{PORT}"
+        return f"127.0.0.{self.head}:{self.port}"
 
     @property
     def environ(self) -> dict[str, str]:
@@ -130,8 +132,8 @@ class Machines:
     def _try_ray(self, number: int) -> bool:
         place = f"127.0.0.{number}"
         how = [f"--address={self.address}"]
-        if number == HEAD:
-            how = ["--head", f"--port={PORT}", "--include-dashboard=false"]
+        if number == self.head:
+            how = ["--head", f"--port={self.port}", "--include-dashboard=false"]
             how.append(f"--temp-dir={self.root / 'ray'}")
         command = [str(BIN / "ray"), "start", *how, f"--node-ip-address={place}", "--block"]
         command += ["--num-cpus=2", "--object-store-memory=80000000", "--disable-usage-stats"]

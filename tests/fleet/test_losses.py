@@ -13,7 +13,6 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from kernel_mcp.fleet.front import FleetCalls
 from kernel_mcp.fleet.handles import node_of
 from kernel_mcp.fleet.members import LEASE_S, MARGIN_S
 from tests.fleet.machines import Machines, Node, fronted, running, stopped
@@ -63,7 +62,7 @@ async def opened_on(
         await person.call("close_session", session=handle)
 
 
-async def saved(calls: FleetCalls, machines: Machines, handle: str, cell: int) -> None:
+async def saved(machines: Machines, handle: str, cell: int) -> None:
     """Wait until other nodes could go on with a session as it was after a cell."""
     from kernel_mcp.fleet.session_table import SessionTable
     from kernel_mcp.fleet.signed import Signed, key_of
@@ -93,7 +92,7 @@ async def test_a_session_goes_on_elsewhere_as_it_was_saved_and_says_what_is_lost
         ada = Person(calls)
         handle, node = await opened_on(ada, whole)
         await ada.run("x = 40; open('kept.txt', 'w').write('kept')", session=handle)
-        await saved(calls, whole, handle, 1)
+        await saved(whole, handle, 1)
         await ada.run("y = 2", session=handle)
         processes = node.all
         answers: list[tuple[Answer, float]] = []
@@ -151,7 +150,7 @@ async def test_nothing_of_a_silent_node_runs_once_others_go_on(
         ada = Person(calls)
         handle, node = await opened_on(ada, whole)
         await ada.run("x = 1", session=handle)
-        await saved(calls, whole, handle, 1)
+        await saved(whole, handle, 1)
         code = "import time\nwhile True:\n    open('log', 'a').write('.\\n'); time.sleep(0.001)\n"
         await ada.call("execute", code=code, session=handle, wait=0.2)
         log = node.workspace(ada, handle) / "log"

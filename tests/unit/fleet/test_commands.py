@@ -11,6 +11,7 @@ import pytest
 from kernel_mcp.config.settings import Settings
 from kernel_mcp.errors import ConfigError, ServerFailure
 from kernel_mcp.fleet import commands
+from kernel_mcp.fleet.link import Link
 from kernel_mcp.fleet.members import Load, Member
 
 
@@ -31,8 +32,7 @@ def test_what_ends_a_front_is_told_in_words(
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(fail)
 
-    monkeypatch.setattr(commands, "connect", lambda *_, **__: None)
-    monkeypatch.setattr(commands, "registry_of", lambda _: None)
+    monkeypatch.setattr(Link, "connect", lambda _: None)
     monkeypatch.setattr(commands, "_serve_stdio", serve)
     with pytest.raises(told, match=str(failure)):
         commands.run_front(Settings(fleet="127.0.0.1:6379"))
