@@ -28,7 +28,7 @@ from kernel_mcp.barriers import Barrier
 from kernel_mcp.endpoints.iopub import IOPub
 from kernel_mcp.endpoints.messages import Messages, Request, WireError, failure, shown
 from kernel_mcp.endpoints.plain import plain, plain_reply
-from kernel_mcp.endpoints.record import as_json, begun_of, history_of, last_of
+from kernel_mcp.endpoints.record import as_json, begun_of, history_of, last_of, marked
 from kernel_mcp.errors import InputError, KernelMcpError
 from kernel_mcp.kernels.message_codec import PROTOCOL_VERSION, header
 from kernel_mcp.output.items import Event
@@ -178,6 +178,8 @@ class KernelEndpoint:
         seen = self._messages.sent
         going = {cell.number: as_json(cell) for cell in begun if not cell.finished.is_set()}
         found = await anyio.to_thread.run_sync(last_of, begun, going)
+        if (verified := self.session.verified) is not None:
+            found = [marked(each, verified) for each in found]
         return {
             "cells": found,
             "left_out": len(cells) - len(found),

@@ -10,6 +10,7 @@ from typing import Any
 from kernel_mcp.endpoints.plain import plain_cell
 from kernel_mcp.sessions.cell import Cell
 from kernel_mcp.sessions.notebook_export import cell_as_json
+from kernel_mcp.sessions.verified import Verified
 
 MOST_CELLS = 1000
 """Most cells, the last ones, in an answer about the history or the record."""
@@ -39,6 +40,13 @@ def last_of(cells: Sequence[Cell], known: Mapping[int, dict[str, Any]]) -> list[
 def as_json(cell: Cell) -> dict[str, Any]:
     """Return a cell as that of a notebook, without active content."""
     return plain_cell(cell_as_json(cell, MOST_CELL_BYTES))
+
+
+def marked(cell: dict[str, Any], verified: Verified) -> dict[str, Any]:
+    """Return a cell with the result of its verification as a tag, which JupyterLab shows."""
+    number = cell["id"].removeprefix("cell-")
+    mark = verified.mark(int(number)) if number.isdecimal() else ""
+    return {**cell, "metadata": {**cell["metadata"], "tags": [mark]}} if mark else cell
 
 
 def history_of(cells: Sequence[Cell], wanted: Mapping[str, Any]) -> list[Any]:

@@ -80,15 +80,18 @@ def register(box: Toolbox, services: ToolContext) -> None:
             silence="(no output)" if ended else "",
         )
         closing = closing_line(found, chosen, settings.max_timeout_s)
+        mark = "" if found.verified is None else found.verified.mark(chosen.number)
+        told = [*filter(None, (closing, f"verified: {mark}" * bool(mark)))]
         view = await anyio.to_thread.run_sync(_view, chosen, items)
         meta = {"session": found.handle, "cell": chosen.number, "status": chosen.status.value}
         return CallToolResult(
-            content=with_notices(rendered.content, [closing] if closing else []),
+            content=with_notices(rendered.content, told),
             _meta={
                 VIEW_KEY: {
                     **meta,
                     "running": not ended,
                     "duration_s": chosen.duration_s,
+                    "verified": mark,
                     "outputs": view,
                 }
             },

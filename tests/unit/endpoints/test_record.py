@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from kernel_mcp.endpoints import record
-from kernel_mcp.endpoints.record import as_json, begun_of, history_of, last_of
+from kernel_mcp.endpoints.record import as_json, begun_of, history_of, last_of, marked
 from kernel_mcp.output.outputs import OutputLog
 from kernel_mcp.sessions.cell import Cell
+from kernel_mcp.sessions.verified import Verified
 
 
 def cells(folder: Path, *codes: str) -> list[Cell]:
@@ -59,3 +60,10 @@ def test_history_is_chosen_as_jupyter_chooses(
 
 def test_history_has_outputs_where_they_are_asked_for(tmp_path: Path) -> None:
     assert history_of(cells(tmp_path, "a"), {"output": True}) == [[1, 1, ["a", None]]]
+
+
+def test_verified_cells_have_the_result_as_a_tag(tmp_path: Path) -> None:
+    made = [as_json(each) for each in cells(tmp_path, "a", "b", "c")]
+    verified = Verified({1: "same", 2: "differs", 3: "skipped"}, b"")
+    found = [marked(each, verified)["metadata"] for each in made]
+    assert found == [{"tags": ["reproduced"]}, {"tags": ["differs when run again"]}, {}]
