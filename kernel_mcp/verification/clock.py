@@ -5,16 +5,21 @@ from __future__ import annotations
 import re
 from calendar import timegm
 from datetime import datetime, timezone
+from math import ceil
+from typing import TypeAlias
 
 from kernel_mcp.records import dataclass
 
 DAY_S = 86_400.0
+ZONES_S = 14 * 3600.0
+"""Maximum offset of time zones."""
 SLACK_S = 60.0
 """Seconds beyond those of the runs: times may be without seconds."""
 _QUARTER_S = 900.0
 """Offsets of time zones are multiples of it."""
 _NUMBER = re.compile(r"\d{1,14}")
 _MONTH = re.compile(r"(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]{0,6}")
+_ZONE = re.compile(r"\b[A-Z]{3,4}\b")
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 _WEEKDAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 _FIELDS = {
@@ -27,12 +32,18 @@ _FIELDS = {
     "M #, #": "dy",
     "M # #:#": "dHM",
     "M # #:#:# #": "dHMSy",
+    "M # #:#:# Z #": "dHMSy",
+    "#-#-#_#-#": "ymdHM",
+    "#-#-#_#-#-#": "ymdHMS",
     "date(#, #, #": "ymd",
     "datetime(#, #, #, #, #": "ymdHM",
     "datetime(#, #, #, #, #, #": "ymdHMS",
     "datetime(#, #, #, #, #, #, #": "ymdHMS",
 }
 """Fields of the numbers of a date by its shape: `#` is a number, `M` the name of a month."""
+
+_Reading: TypeAlias = tuple[float, bool]
+"""A Unix time in seconds, and True if it is the midnight of a date alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,26 +68,38 @@ def both_the_clock(before: str, after: str, was: Run, now: Run) -> bool:
         far = [_of_day(each) - run.began for each, run in ((before, was), (after, now))]
         zoned = all(abs(_centred(each, _QUARTER_S)) <= slack for each in far)
         return zoned and abs(_centred(far[0] - far[1], DAY_S)) <= slack
-    pairs = zip(_moments(before, was), _moments(after, now), strict=False)
-    return any(_same(one - was.began, two - now.began, slack) for one, two in pairs if one and two)
+    pairs = zip(_readings(before, was), _readings(after, now), strict=False)
+    return any(
+        _same_day(one[0], two[0], was, now)
+        if one[1] and two[1]
+        else one[1] is two[1] and _same_moment(one[0] - was.began, two[0] - now.began, slack)
+        for one, two in pairs
+        if one is not None and two is not None
+    )
 
 
-def _same(offset: float, other: float, slack: float) -> bool:
-    if not (abs(offset) <= DAY_S + slack and abs(other) <= DAY_S + slack):
-        return False
-    return abs(offset - other) <= slack
+def _same_moment(offset: float, other: float, slack: float) -> bool:
+    near = abs(offset) <= DAY_S + slack and abs(other) <= DAY_S + slack
+    return near and abs(offset - other) <= slack
 
 
-def _moments(text: str, run: Run) -> list[float]:
-    """Return the Unix times that a text may mean as if in UTC, in a fixed order; 0 for none.
+def _same_day(midnight: float, other: float, was: Run, now: Run) -> bool:
+    """Return True if two dates are the day of both runs, or one beside it, in one time zone."""
+    for shift in (-DAY_S, 0.0, DAY_S):
+        first = max(midnight + shift - was.ended, other + shift - now.ended, -ZONES_S)
+        last = min(midnight + shift - was.began, other + shift - now.began) + DAY_S
+        if ceil(first / _QUARTER_S) * _QUARTER_S < min(last, ZONES_S):
+            return True
+    return False
 
-    That of a date alone is the run's begin if it is its day or one beside it.
-    """
+
+def _readings(text: str, run: Run) -> list[_Reading | None]:
+    """Return the Unix times that a text may mean as if in UTC, in a fixed order; None for none."""
     if text.replace(".", "", 1).isdecimal():
         value = float(text)
-        scaled = [value / scale for scale in (1.0, 1e3, 1e6, 1e9)]
         slack = SLACK_S + run.ended - run.began
-        plain = [each if abs(each - run.began) <= slack else 0.0 for each in scaled]
+        scaled = (value / scale for scale in (1.0, 1e3, 1e6, 1e9))
+        plain = [(each, False) if abs(each - run.began) <= slack else None for each in scaled]
         return [*plain, _moment(_sliced(text), run)]
     if text[:3] in _WEEKDAYS:
         text = text.partition(" ")[2]
@@ -94,7 +117,7 @@ def _moments(text: str, run: Run) -> list[float]:
 
 
 def _shape(text: str) -> str:
-    shape = _MONTH.sub("M", _NUMBER.sub("#", text))
+    shape = _ZONE.sub("Z", _MONTH.sub("M", _NUMBER.sub("#", text)))
     return " ".join(shape.replace("#T#", "# #").split())
 
 
@@ -107,9 +130,9 @@ def _sliced(text: str) -> dict[str, int]:
     return {field: int(digits[a:b]) for field, a, b in cuts if a < len(digits)}
 
 
-def _moment(found: dict[str, int], run: Run) -> float:
+def _moment(found: dict[str, int], run: Run) -> _Reading | None:
     if not {"m", "d"} <= set(found):
-        return 0.0
+        return None
     begun = datetime.fromtimestamp(run.began, timezone.utc)
     year, hour, minute, second = (
         found.get(field, default)
@@ -118,18 +141,16 @@ def _moment(found: dict[str, int], run: Run) -> float:
     try:
         moment = datetime(year, found["m"], found["d"], hour, minute, second, tzinfo=timezone.utc)
     except ValueError:
-        return 0.0
-    if "H" not in found:
-        return run.began if abs((moment.date() - begun.date()).days) <= 1 else 0.0
-    return float(timegm(moment.timetuple()))
+        return None
+    return float(timegm(moment.timetuple())), "H" not in found
 
 
 def _is_time(text: str) -> bool:
-    return _shape(text) in ("#:#:#", "#:#:#.#", "#:#:#,#")
+    return _shape(text) in ("#:#", "#:#:#", "#:#:#.#", "#:#:#,#")
 
 
 def _of_day(text: str) -> float:
-    hour, minute, second = (int(each) for each in _NUMBER.findall(text)[:3])
+    hour, minute, second, *_ = (*map(int, _NUMBER.findall(text)[:3]), 0)
     return hour * 3600.0 + minute * 60.0 + second
 
 

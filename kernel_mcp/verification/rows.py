@@ -16,16 +16,16 @@ RELATIVE = 1e-9
 _EXACT_DIGITS = 9
 """Digits from which on a float can show so small a difference."""
 _TOKEN = re.compile(
-    r"\d{4}-\d{2}-\d{2}(?:[T ]\d{2}:\d{2}(?::\d{2}(?:[.,]\d{1,9})?)?)?(?!\d)"
+    r"\d{4}-\d{2}-\d{2}(?:[T _]\d{2}[:-]\d{2}(?:[:-]\d{2}(?:[.,]\d{1,9})?)?)?(?!\d)"
     r"|\d{8}[T_-]\d{6}(?!\w)"
     r"|(?:(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)[a-z]{0,6},? )?(?:"
     r"(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]{0,6} {1,2}\d{1,2}"
-    r"(?:, \d{4}| \d{2}:\d{2}(?::\d{2} \d{4})?)"
+    r"(?:, \d{4}| \d{2}:\d{2}(?::\d{2}(?: [A-Z]{3,4})? \d{4})?)"
     r"|\d{1,2} (?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]{0,6} \d{4}"
     r"(?: \d{2}:\d{2}:\d{2})?)"
     r"|\d{1,2}/\d{1,2}/\d{4}"
     r"|date(?:time)?\(\d{4}(?:, \d{1,6}){2,6}"
-    r"|\d{1,2}:\d{2}:\d{2}(?:[.,]\d{1,9})?"
+    r"|\d{1,2}:\d{2}:\d{2}(?:[.,]\d{1,9})?|\d{2}:\d{2}(?![\d:])"
     r"|\d+\.\d*(?:[eE][+-]?\d+)?|\.\d+(?:[eE][+-]?\d+)?|\d+(?:[eE][+-]?\d+)?(?!\w)"
     r"|\w+|[^\w\s]"
 )
@@ -40,6 +40,7 @@ _CHANGES = 6
 """Number of these that differ at least in two random names: 8 less two that are equal by chance."""
 _COUNTERS = ("In[", "Out[", "In [", "Thread-", "Task-", "ThreadPoolExecutor-", "PoolWorker-")
 """Texts before numbers that count cells, threads, processes and tasks of a kernel."""
+_STAMP = re.compile(r"\d{8}_\d{6}")
 _STEP = re.compile(r"\d+(?:us|ms|s|m|h)")
 _QUANTITY = re.compile(
     r"[\d.,]{1,20} ?(?:ns|us|[\xb5\u03bc]s|ms|s|min|h|d)(?: \d{1,2} ?[a-z]{1,3})*"
@@ -169,6 +170,7 @@ def _passes(token: re.Match[str], other: re.Match[str], was: Run, now: Run) -> b
         or _both_temporary(token, other)
         or _with_pid(one, was) == _with_pid(two, now) != ""
         or both_the_clock(one, two, was, now)
+        or _both_stamped(one, two, was, now)
     )
 
 
@@ -232,6 +234,15 @@ def _with_pid(text: str, run: Run) -> str:
     """Return a name without the run's pid at its end, as in `ipykernel_123`; or none."""
     end = f"_{run.pid}"
     return text.removesuffix(end) if run.pid is not None and text.endswith(end) else ""
+
+
+def _both_stamped(one: str, two: str, was: Run, now: Run) -> bool:
+    """Return True for names that differ by their times alone, as in `model_20260101_100000`."""
+    found, other = _STAMP.search(one), _STAMP.search(two)
+    if found is None or other is None:
+        return False
+    around = [(each.string[: each.start()], each.string[each.end() :]) for each in (found, other)]
+    return around[0] == around[1] and both_the_clock(found[0], other[0], was, now)
 
 
 def _is_timing(row: str) -> bool:

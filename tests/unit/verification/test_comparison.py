@@ -103,6 +103,11 @@ EQUAL = [
     ("10:00:01", "11:15:31"),
     ("12:00:01.5 start", "13:15:31.5 start"),
     ("Date:   Thu, 01 Jan 2026   R: 0.5", "Date:   Fri, 02 Jan 2026   R: 0.5"),
+    ("Thu Jan  1 10:00:00 UTC 2026", "Fri Jan  2 11:15:30 UTC 2026"),
+    ("model_20260101_100001.pkl", "model_20260102_111531.pkl"),
+    ("/a/run-2026-01-01_10-00-00", "/a/run-2026-01-02_11-15-30"),
+    ("at 10:00", "at 11:15"),
+    ("2025-12-31", "2026-01-01"),
     ("0.30000000000000004", "0.3"),
     ("1234.5678901234567", "1234.5678901234569"),
     ("-1.0000000001e-12", "-1.0000000002e-12"),
@@ -160,6 +165,10 @@ DIFFERENT = [
     ("Mon Jan  5 10:00:00 2015", "Tue Jan  6 10:00:00 2015", None, None),
     ("05/06/2019", "06/06/2019", None, None),
     ("datetime.date(2020, 2, 1)", "datetime.date(2020, 2, 2)", None, None),
+    ("model_20240101_100001.pkl", "model_20240102_111531.pkl", None, None),
+    ("at 08:10", "at 09:25", None, None),
+    ("2026-01-01", "2026-01-04", None, None),
+    ("2026-01-01", "2026-01-01 0", None, None),
     ("1577872800", "1577872801", None, None),
     ("1767200000", "1767352530", None, None),
     ("03:00:01", "04:00:02", None, None),
@@ -397,3 +406,13 @@ _ROWS = st.text(alphabet="0123456789.:-/eE_ []<>|xajJanT\n\r\t%(),'\u0660\u00b2"
 def test_no_text_raises_and_each_equals_itself(one: str, other: str) -> None:
     compared(one, other)
     assert compared(one, one) is None
+
+
+def test_another_date_of_the_same_day_is_found() -> None:
+    later = Run(WAS.began + 120, WAS.began + 121)
+    for one, other in (("2025-12-31", "2026-01-01"), ("2026-01-02", "2026-01-01")):
+        assert first_difference([stream(one)], [stream(other)], WAS, later) is not None
+    midnight = Run(WAS.began + 50_395, WAS.began + 50_396)
+    after = Run(WAS.began + 50_405, WAS.began + 50_406)
+    days = [stream("2026-01-01")], [stream("2026-01-02")]
+    assert first_difference(*days, midnight, after) is None
