@@ -27,7 +27,7 @@ from kernel_mcp.environments.uv import ProgressCallback
 from kernel_mcp.errors import EnvironmentBuildError
 from kernel_mcp.kernels.channels import Floods
 from kernel_mcp.kernels.interpreter import PYTHON, Interpreter
-from kernel_mcp.launch.base import START_TIMEOUT_S, KernelEnvironment, LaunchRequest
+from kernel_mcp.launch.base import START_TIMEOUT_S, KernelEnvironment, LaunchRequest, Replay
 from kernel_mcp.launch.network import Network
 from kernel_mcp.launch.process import KernelProcess, Launcher
 from kernel_mcp.launch.rundir import compile_guest
@@ -52,6 +52,7 @@ class KernelRequest:
     limits            limits of the session; None for the server's
     network           requested hosts; None for all that the operator grants
     interpreter       the kind of kernel
+    replay            set for a kernel that repeats cells
     """
 
     session: str
@@ -63,6 +64,13 @@ class KernelRequest:
     limits: Limits | None = None
     network: tuple[str, ...] | None = None
     interpreter: Interpreter = PYTHON
+    replay: Replay | None = None
+
+    @property
+    def layers(self) -> tuple[Path, ...]:
+        """Folders of packages besides those of the environment."""
+        repeated = None if self.replay is None else self.replay.layer
+        return tuple(each for each in (self.layer, repeated) if each is not None)
 
     @property
     def at_home(self) -> bool:
@@ -72,7 +80,7 @@ class KernelRequest:
     @property
     def ordinary(self) -> bool:
         """True if any kernel of the server satisfies it, such as a pooled one."""
-        own = self.beside or self.interpreter.name or self.limits is not None
+        own = self.beside or self.interpreter.name or self.limits is not None or self.replay
         return self.at_home and not own
 
 
@@ -326,7 +334,8 @@ class KernelFactory:
                 policy=policy,
                 limits=request.limits or self._settings.limits,
                 workspace=request.workspace,
-                layers=() if request.layer is None else (request.layer,),
+                layers=request.layers,
+                replay=request.replay,
                 variables=(*self._settings.kernel_environment, *self._variables),
                 tools=bool(self._settings.tool_servers),
             )
@@ -378,8 +387,8 @@ class _MountFirst:
 
 
 def _fitting(policy: Policy, request: KernelRequest) -> Policy:
-    layer = None if request.layer is None else Layer(request.layer)
-    if layer is None or layer.empty:
-        return policy
-    present = chain.from_iterable(layer.modules().values())
-    return policy.with_modules(layer.permitted()).with_installed(present)
+    for layer in map(Layer, request.layers):
+        if not layer.empty:
+            present = chain.from_iterable(layer.modules().values())
+            policy = policy.with_modules(layer.permitted()).with_installed(present)
+    return policy

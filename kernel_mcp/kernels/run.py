@@ -8,6 +8,7 @@ so no output of the cell can follow after the `idle` of that request.
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeAlias
@@ -37,6 +38,8 @@ ALL_LOST = (
     "lost; files in the workspace are kept"
 )
 MOST_HOLDERS = 5
+RECORD_CHARS = 32_000
+"""Longest record of a cell as JSON."""
 MOST_PAYLOADS = 8
 QUITS = (
     "The code has asked its kernel to end: some kernels do, others go on and keep their variables. "
@@ -110,6 +113,8 @@ class Run:
         self.removed: tuple[int, list[str]] = (0, [])
         """Number of variables removed without a `del` that names them, and the first names."""
         self.usage = CellUsage()
+        self.record: dict[str, Any] = {}
+        """The record of the kernel; hostile data, within `RECORD_CHARS`."""
         self.failure: Failure | None = None
         self.finished = anyio.Event()
         self.begun = False
@@ -136,6 +141,7 @@ class Run:
         self.status = status if status in ("ok", "error", "aborted") else "error"
         self.removed = _removed(content.get("removed"))
         self.usage = _usage(content.get("used"))
+        self.record = _record(content.get("record"))
         self._take_payloads(content.get("payload"))
         if self._idle:
             self.end()
@@ -240,6 +246,13 @@ def _removed(value: object) -> tuple[int, list[str]]:
         return 0, []
     count, names = whole_number(value[0]), texts(value[1])
     return max(count or 0, len(names)), names
+
+
+def _record(value: object) -> dict[str, Any]:
+    """Return the `record` of an execute reply; empty if it is malformed or too long."""
+    if not isinstance(value, dict) or len(json.dumps(value)) > RECORD_CHARS:
+        return {}
+    return value
 
 
 def _usage(value: object) -> CellUsage:

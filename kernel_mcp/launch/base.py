@@ -184,6 +184,28 @@ class Program:
 
 
 @dataclass(frozen=True, slots=True)
+class Replay:
+    """A kernel that repeats cells: mounts are read-only, devices are not there.
+
+    cold     True for a new interpreter, whose hash seed is its own; False for a fork if possible
+    shuffle  seed of the order in which folders are listed; 0 for the order of the file system
+    seed     seed of the generators of `random` and numpy; 0 for the entropy of the system
+    layer    further package layer, which the kernel does not change
+    opened   doors that stay open, of `DOORS`
+    """
+
+    cold: bool = True
+    shuffle: int = 0
+    seed: int = 0
+    layer: Path | None = None
+    opened: frozenset[str] = frozenset()
+
+
+DOORS = ("network", "mounts", "devices")
+"""Doors that a replay can leave open: connections with secrets, writable mounts, devices."""
+
+
+@dataclass(frozen=True, slots=True)
 class LaunchRequest:
     """All that is needed to start one kernel for one session.
 
@@ -200,3 +222,14 @@ class LaunchRequest:
     variables: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     program: Program | None = None
     tools: bool = False
+    replay: Replay | None = None
+
+    @property
+    def writable(self) -> bool:
+        """True if mounts that permit it may be written."""
+        return self.replay is None or "mounts" in self.replay.opened
+
+    @property
+    def has_devices(self) -> bool:
+        """True if the devices of the server are in its /dev."""
+        return self.replay is None or "devices" in self.replay.opened

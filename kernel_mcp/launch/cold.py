@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from contextlib import AsyncExitStack
+from dataclasses import replace
 
 from kernel_mcp.barriers import explained
 from kernel_mcp.errors import LaunchError
@@ -18,6 +19,11 @@ from kernel_mcp.launch.spawn import Spawned
 from kernel_mcp.linux.folders import Identity
 from kernel_mcp.sandbox.base import SandboxRequest
 from kernel_mcp.sandbox.mounts import Folders
+
+READ_ONLY = (
+    "The sandbox landlock cannot make mounts read-only for a replay alone: open them with "
+    "`--open mounts`, or start the server with --sandbox bwrap."
+)
 
 
 class LocalLauncher:
@@ -89,6 +95,8 @@ class LocalLauncher:
         if not mounts:
             return Folders()
         await mounts.refresh(request.environment)
+        if mounts.by_rules and not request.writable and mounts.writable.folders:
+            raise LaunchError(READ_ONLY)
         if mounts.by_rules:
             return Folders(rules=await mounts.ruleset())
         trees = tuple(await mounts.trees.make(identity))
@@ -96,6 +104,8 @@ class LocalLauncher:
             as_folder(each, mounts.stage / str(number) if trees else each.mount.host)
             for number, each in enumerate(mounts.shown)
         )
+        if not request.writable:
+            shown = tuple(replace(each, writable=False) for each in shown)
         return Folders(shown, mounts.blank, mounts.stage, trees)
 
     def _start(self, kernel: PreparedKernel, folders: Folders) -> ConfinedProcess:
@@ -120,7 +130,7 @@ class LocalLauncher:
                     folders=folders,
                     hosts=self._assembly.network.hosts,
                     replaced=request.environment.replaced,
-                    devices=self._mounts.devices,
+                    devices=self._mounts.devices if request.has_devices else (),
                 ),
                 kernel.identity,
             )

@@ -163,6 +163,8 @@ def boot_content(
         "lifeline": checkpoints,
         "tools": request.tools,
         "variables": dict(request.variables),
+        "shuffle": 0 if request.replay is None else request.replay.shuffle,
+        "seed": 0 if request.replay is None else request.replay.seed,
         "strict": [*strict],
         "runtime": ["/usr", *map(str, request.environment.readonly)],
         "output": {"chunk_bytes": 64 * KIB, "flush_seconds": 0.05, "message_bytes": 12 * MIB},

@@ -62,14 +62,15 @@ class NotebookCell:
 
         Source: https://nbclient.readthedocs.io/en/latest/client.html
         """
-        return self._has("raises-exception")
+        return self.has("raises-exception")
 
     @property
     def is_skipped(self) -> bool:
         """True if it has nbclient's tag for cells that are not run."""
-        return self._has("skip-execution")
+        return self.has("skip-execution")
 
-    def _has(self, tag: str) -> bool:
+    def has(self, tag: str) -> bool:
+        """Return True if it has a tag."""
         metadata = self.value.get("metadata")
         tags = metadata.get("tags") if isinstance(metadata, Mapping) else None
         return isinstance(tags, list) and tag in tags

@@ -191,6 +191,8 @@ class Cell:
         self.removed: tuple[int, list[str]] = (0, [])
         """Number of variables removed without a `del` that names them, and the first names."""
         self.usage = CellUsage()
+        self.record: dict[str, Any] = {}
+        """The record of its kernel; see `kernel_specs.restricted.record`."""
         self.ahead = Ahead.NO
         self.rollback = ""
         self.origin = NOWHERE

@@ -396,6 +396,7 @@ class History(Sequence[Cell]):
         cell.state_as_of, cell.author = row["state_as_of"], row.get("author", "")
         cell.began_as_of, cell.lost_before = row.get("began_as_of"), row.get("lost_before", "")
         cell.usage = CellUsage(*row.get("used", ()))
+        cell.record = row.get("record", {})
         cell.origin = Origin(program=row.get("client", ""))
         if late := row.get("late"):
             generation, characters, tick, (out, err) = late
@@ -423,6 +424,7 @@ def _row(cell: Cell) -> dict[str, Any]:
         "losses": [[loss.cause, loss.names, loss.more] for loss in cell.losses],
         "duration_s": cell.duration_s,
         "used": [cell.usage.cpu_s, cell.usage.peak_bytes],
+        "record": cell.record,
         "log": cell.log.row(),
     }
 

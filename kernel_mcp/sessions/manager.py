@@ -18,6 +18,7 @@ from kernel_mcp.config.settings import Limits, Settings
 from kernel_mcp.errors import InputError, SessionNotFound
 from kernel_mcp.kernels.factory import KernelRequest, KernelSource
 from kernel_mcp.kernels.interpreter import PYTHON, Interpreter
+from kernel_mcp.launch.base import Replay
 from kernel_mcp.launch.tool_gateway import ToolGateway
 from kernel_mcp.output.text import Masks
 from kernel_mcp.sessions.branches import Branches
@@ -74,7 +75,7 @@ class SessionManager:
         self.directory = SessionDirectory(
             clock, persistence, self.tombstones, keeps_files=folders.keep
         )
-        self._records = ClosedRecords(folders.records, clock, self._spawn)
+        self._records = ClosedRecords(folders.records, clock, self.spawn)
         self._dismissed: set[str] = set()
         """Principals whose sessions now belong to another manager."""
         self._default_locks: WeakValueDictionary[str, anyio.Lock] = WeakValueDictionary()
@@ -87,7 +88,7 @@ class SessionManager:
             shared,
             self.principals,
             drop=self._drop,
-            spawn=self._spawn,
+            spawn=self.spawn,
         )
         self._tools = ToolGateway.of(settings)
         context = SessionContext(
@@ -174,13 +175,14 @@ class SessionManager:
         resume: bool = False,
         interpreter: Interpreter = PYTHON,
         handle: str = "",
+        replay: Replay | None = None,
     ) -> Session:
         """Open a session; the longest idle one may be hibernated to make room.
 
         `handle` is passed for a session that had it before. Empty or None `limits`, `timeout_s` and
         `network` stand for those of the settings. Persisted state is restored unless `fresh`. With
         `resume` it is restored even if more is granted now, and the session that began in its place
-        is closed. The default session is one of `PYTHON`.
+        is closed. The default session is one of `PYTHON`. With `replay` its kernel repeats cells.
 
         Raises SessionLimitReached, and InputError for a `name` that is in use or malformed.
         """
@@ -210,6 +212,7 @@ class SessionManager:
                     limits=limits,
                     network=network,
                     interpreter=interpreter,
+                    replay=replay,
                 )
                 return await self._create(caller, wanted, request, timeout_s)
 
@@ -390,7 +393,8 @@ class SessionManager:
         with anyio.move_on_after(CLOSE_TIMEOUT_S):
             await session.ended.wait()
 
-    def _spawn(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    def spawn(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Run `work`, which raises nothing, until its end or that of the server."""
         assert self._tasks is not None
         self._tasks.start_soon(work)
 

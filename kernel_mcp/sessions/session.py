@@ -117,6 +117,8 @@ class Session:
         self.installing = anyio.Lock()
         self.installation: anyio.Event | None = None
         """Event that stops the installation for which a call waits; None without one."""
+        self.verification: anyio.Event | None = None
+        """Event that stops the verification of its cells; None while there is none."""
         self.created = clock()
         self.family: Family[Session] = Family(self.created, [self], self)
         self.origin: BranchOrigin | None = None

@@ -156,6 +156,9 @@ def register(box: Toolbox, services: ToolContext) -> None:
             return notice_result(
                 "The installation is being stopped; its call says what came of it."
             )
+        if chosen is None and found.verification is not None:
+            found.verification.set()
+            return notice_result("The verification is being stopped.")
         if chosen is None:
             return notice_result(_nothing_runs(found))
         if chosen.finished.is_set():

@@ -25,7 +25,7 @@ from kernel_mcp.tools.task_ids import sealed
 IDENTIFIER = "io.modelcontextprotocol/tasks"
 VERSIONS = frozenset({"2026-07-28"})
 """Protocol versions with this extension; the tasks of 2025-11-25 are another one."""
-IN_MEMORY = frozenset({"run_cells", "run_script", "install"})
+IN_MEMORY = frozenset({"run_cells", "run_script", "install", "verify"})
 """Tools whose calls are jobs; those of `execute` and `wait` are known by their cells."""
 MOST_JOBS = 16
 """Jobs of one principal that run or whose results are kept."""

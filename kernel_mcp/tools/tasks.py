@@ -75,6 +75,7 @@ CANCELLED = {
     "run_cells": "cancelled: the next answer of the session names the cells that have ended",
     "run_script": "cancelled: the next answer of the default session names what it has put out",
     "install": "cancelled: list_packages shows what is installed",
+    "verify": "cancelled: nothing was changed",
 }
 """Where to find what a cancelled call has done, by tool; a task without a result says this."""
 _DOING = {
@@ -169,7 +170,7 @@ class Tasks(Extension):
         ctx: ServerRequestContext[Any, Any],
         grace_s: float | None,
     ) -> HandlerResult:
-        if tool == "run_cells" and grace_s is not None:
+        if tool in ("run_cells", "verify") and grace_s is not None:
             arguments["wait"] = MAX_SECONDS
         call = Call(caller, request_id=str(ctx.request_id), task=True, asks=self._putter.modes(ctx))
         job = await self._jobs.begin(tool, arguments, call)

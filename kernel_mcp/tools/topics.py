@@ -7,7 +7,17 @@ import logging
 from kernel_mcp import extensions
 from kernel_mcp.errors import ConfigError
 from kernel_mcp.tool_context import ToolContext
-from kernel_mcp.tools import Toolbox, branches, cells, files, notebooks, packages, sessions, views
+from kernel_mcp.tools import (
+    Toolbox,
+    branches,
+    cells,
+    files,
+    notebooks,
+    packages,
+    sessions,
+    verification,
+    views,
+)
 
 _logger = logging.getLogger(__name__)
 
@@ -16,7 +26,7 @@ TOPICS = {
     "files": (files,),
     "packages": (packages,),
     "branches": (branches,),
-    "notebooks": (notebooks, views),
+    "notebooks": (notebooks, views, verification),
 }
 
 

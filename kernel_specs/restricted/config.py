@@ -134,6 +134,8 @@ class BootConfig:
     ring_fd   shared memory that keeps the end of the output for the host; -1 for none
     runtime   path prefixes of code that may import anything
     variables  environment variables, set over those that every kernel has
+    shuffle   seed of the order in which folders are listed; 0 for that of the file system
+    seed      seed of the random generators; 0 for the entropy of the system
     """
 
     confined: bool = False
@@ -154,6 +156,8 @@ class BootConfig:
     strict: tuple[str, ...] = ()
     runtime: tuple[str, ...] = ()
     variables: dict[str, str] = field(default_factory=dict, repr=False)
+    shuffle: int = 0
+    seed: int = 0
 
 
 def load(connection_file: Path) -> BootConfig:
@@ -209,6 +213,8 @@ def parse(data: dict[str, Any]) -> BootConfig:
         variables={
             str(name): str(value) for name, value in _mapping(data.get("variables", {})).items()
         },
+        shuffle=int(data.get("shuffle", 0)),
+        seed=int(data.get("seed", 0)),
     )
 
 

@@ -62,8 +62,12 @@ class KernelHost:
         from kernel_specs.restricted.checkpoints.requests import Lifeline
         from kernel_specs.restricted.hibernation.process_state import ProcessState
 
-        _reseed()
+        _reseed(boot.seed or None)
         _extend_path(boot)
+        if boot.shuffle:
+            from kernel_specs.restricted import listings
+
+            listings.shuffle(boot.shuffle)
         if not boot.policy.allow_all:
             self._guard(boot)
         self._app.kernel.boot = boot
@@ -121,13 +125,16 @@ def _extend_path(boot: BootConfig) -> None:
     imports.export(boot.layers)
 
 
-def _reseed() -> None:
-    """Reseed random generators after a fork: two sessions must not draw the same numbers."""
+def _reseed(seed: int | None) -> None:
+    """Reseed random generators after a fork: two sessions must not draw the same numbers.
+
+    Without a `seed` they have the entropy of the system.
+    """
     modules: dict[str, Any] = sys.modules
     if random := modules.get("random"):
-        random.seed()
+        random.seed(seed)
     if numpy_random := modules.get("numpy.random"):
-        numpy_random.seed()
+        numpy_random.seed(seed)
     if uuid := modules.get("uuid"):
         uuid._node = uuid._last_timestamp = None
     if tempfile := modules.get("tempfile"):

@@ -31,6 +31,7 @@ from kernel_specs.restricted.hibernation.requests import SnapshotRequests
 from kernel_specs.restricted.interrupts import InterruptGate
 from kernel_specs.restricted.originals import signal
 from kernel_specs.restricted.questions import Questions
+from kernel_specs.restricted.record import Recorder
 from kernel_specs.restricted.service import ServiceThread
 from kernel_specs.restricted.session_loop import SessionLoop, run_to_end
 from kernel_specs.restricted.shell import Shell
@@ -109,6 +110,7 @@ class SandboxKernel(CheckpointRequests, SnapshotRequests, IPythonKernel):
         self._names = variables.NameTracker()
         self._folders: dict[str, str] = {}
         self._usage = UsageMeter()
+        self._recorder = Recorder(self.boot)
         self._memory_limit = 0
         self._questions = Questions(self._publish_question)
         self.shell_handlers = {
@@ -292,6 +294,7 @@ class SandboxKernel(CheckpointRequests, SnapshotRequests, IPythonKernel):
         """Run one cell and return its reply, without ipykernel's second transformation."""
         shell = self.shell
         self._usage.begin()
+        self._recorder.begin()
         self._forward_input(allow_stdin)
         try:
             result = shell.run_request(
@@ -330,6 +333,7 @@ class SandboxKernel(CheckpointRequests, SnapshotRequests, IPythonKernel):
             reply["removed"] = [len(removed), removed[: variables.MAX_NEWS]]
         with contextlib.suppress(Exception):  # of values that are measured, or of /proc
             reply["used"] = self._usage.report(shell.user_ns, self._memory_limit, error)
+        reply["record"] = self._recorder.end()
         reply["payload"] = shell.payload_manager.read_payload()
         shell.payload_manager.clear_payload()
         return reply

@@ -192,6 +192,8 @@ class TemplateLauncher:
 
         Raises LaunchError, SandboxUnavailable.
         """
+        if request.replay is not None and (request.replay.cold or not self._forks(request)):
+            return await self._cold.launch(request)
         supervisor = self._supervisors.pop(request.environment, None)
         if supervisor is not None:
             self._supervisors[request.environment] = supervisor  # most recently used
@@ -214,6 +216,10 @@ class TemplateLauncher:
         kernel = await self._cold.launch(request)
         kernel.report.unforked = LATE if supervisor is not None else ELSEWHERE
         return kernel
+
+    def _forks(self, request: LaunchRequest) -> bool:
+        """Return True if a fork has what is requested: all forks have the server's devices."""
+        return request.has_devices or not self._mounts.devices
 
     @property
     def states(self) -> list[str]:
@@ -332,7 +338,7 @@ class TemplateLauncher:
             sent.callback(os.close, write)
             places, trees = self._places(request, folder, sent, bind=identity is None)
             if task is None:
-                await self._show(places, trees, sent, identity, covers=covers)
+                await self._show(request, places, trees, sent, identity, covers=covers)
             message = {
                 "uid": 0 if identity is None else identity.uid,
                 "hostname": outer.HOSTNAME,
@@ -382,6 +388,7 @@ class TemplateLauncher:
 
     async def _show(
         self,
+        request: LaunchRequest,
         places: list[dict[str, Any]],
         trees: list[int],
         sent: ExitStack,
@@ -401,7 +408,7 @@ class TemplateLauncher:
                 {
                     "target": folder.guest,
                     "source": source,
-                    "readonly": not folder.writable,
+                    "readonly": not (folder.writable and request.writable),
                     "covers": folder.covers if covers else (),
                 }
             )

@@ -51,7 +51,7 @@ def those(found: dict[str, ToolAnnotations], hint: str) -> set[str]:
     return {name for name, each in found.items() if getattr(each, hint)}
 
 
-RUN_CODE = {"execute", "run_cells", "run_script"}
+RUN_CODE = {"execute", "run_cells", "run_script", "verify"}
 WRITE = {"write_file", "export_notebook"}
 INSTALL = {"install", "run_script", "create_session"}
 END = {"reset", "close_session", "undo", "adopt", "edit_notebook", "create_session"}
