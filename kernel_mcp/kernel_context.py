@@ -334,7 +334,7 @@ def meters_of(settings: Settings) -> Meters:
         return Meters()
     from kernel_mcp.http.operations import meters_of_http
 
-    return meters_of_http()
+    return meters_of_http(settings)
 
 
 def _pool_size(settings: Settings, sandbox: Sandbox, folder: Path) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import secrets
 from collections.abc import Awaitable, Callable
@@ -11,9 +12,13 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from kernel_mcp import __version__
+from kernel_mcp.config.settings import Settings
+from kernel_mcp.environments.store import default_cache
 from kernel_mcp.extensions import install_line
 from kernel_mcp.http.connections import peer_of, state_of
 from kernel_mcp.http.gate import METRICS_PATH
+from kernel_mcp.launch.rundir import default_base
 from kernel_mcp.telemetry import Levels, Meters, Readiness
 from kernel_mcp.telemetry.origin import Origin
 from kernel_mcp.telemetry.spans import OriginContext
@@ -25,13 +30,25 @@ UNINSTALLED = (
 _FRESH = {"cache-control": "no-store"}
 
 
-def meters_of_http() -> Meters:
+def meters_of_http(settings: Settings) -> Meters:
     """Return the meters that `/metrics` shows. Without prometheus-client they count nothing."""
     try:
         from kernel_mcp.telemetry.metrics import Metrics
     except ModuleNotFoundError:
         return Meters()
-    return Metrics()
+    if settings.fleet:  # a front has no sessions
+        return Metrics(__version__)
+    limits = {
+        "sessions_limit": settings.max_sessions,
+        "session_memory_limit_bytes": settings.limits.memory_bytes,
+        "session_disk_limit_bytes": settings.limits.disk_bytes,
+        "machine_memory_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+    }
+    folders = {
+        "state": settings.state_dir or default_base(),
+        "cache": settings.cache_dir or default_cache(),
+    }
+    return Metrics(__version__, limits, folders)
 
 
 def routes(

@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from platform import python_version
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    Info,
+    ProcessCollector,
+    disable_created_metrics,
+)
 from prometheus_client.exposition import choose_encoder
 
 from kernel_mcp.telemetry import Levels, Meters
@@ -22,14 +34,31 @@ CAUSES = ("memory", "time", "cpu", "disk", "asked", "lost")
 KINDS = ("pooled", "forked", "cold")
 
 
+LIMITS = {
+    "sessions_limit": "Sessions with a kernel that the server may have",
+    "session_memory_limit_bytes": "Memory that one session may have; 0: no limit",
+    "session_disk_limit_bytes": "Disk that one session may have; 0: no limit",
+    "machine_memory_bytes": "Memory of the machine, which the server and all kernels share",
+}
+
+
 class Metrics(Meters):
     """Meters for Prometheus. Use them on the event loop's thread only.
 
     Series with known labels exist from the start, so that their first event is a rise from 0.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        version: str = "",
+        limits: Mapping[str, float] | None = None,
+        folders: Mapping[str, Path] | None = None,
+    ) -> None:
+        """`limits` are values of LIMITS. The disks of `folders` are measured at each request."""
         self._registry = registry = CollectorRegistry()
+        self._folders = folders or {}
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # it has no types
+        ProcessCollector(registry=registry)
 
         def counter(name: str, about: str, label: str = "") -> Counter:
             labels = [label] if label else []
@@ -44,23 +73,43 @@ class Metrics(Meters):
             labels = [label] if label else []
             return Gauge(name, about, labels, namespace=PREFIX, registry=registry)
 
-        self._cells = counter("cells", "Cells that have ended", "outcome")
-        self._running = histogram("cell_seconds", "How long cells ran", "outcome")
-        self._kills = counter("kills", "Kernels that were lost", "cause")
-        self._starts = histogram("kernel_start_seconds", "Until a session had a kernel", "kind")
-        self._failed = counter("kernel_start_failures", "Sessions that got no kernel")
-        self._sleeps = counter("hibernations", "Sessions hibernated and back", "way")
+        self._cells = counter("cells", "Cells that have ended, by their outcome", "outcome")
+        self._running = histogram(
+            "cell_seconds", "Run time of ended cells, without waiting in the queue", "outcome"
+        )
+        self._kills = counter(
+            "kills", "Kernels that were lost; cause asked: by interrupt, reset or close", "cause"
+        )
+        self._starts = histogram(
+            "kernel_start_seconds", "Time until a session had a kernel, by its source", "kind"
+        )
+        self._failed = counter(
+            "kernel_start_failures", "Failed starts of kernels; the log has the reason"
+        )
+        self._sleeps = counter("hibernations", "Sessions saved without a kernel, and back", "way")
         self._installs = counter("installs", "Installations of packages", "outcome")
-        self._calls = histogram("tool_call_seconds", "Until a tool had answered", "tool")
-        self._refusals = counter("refusals", "What was refused", "reason")
-        self._received = counter("received_bytes", "Bytes of requests' bodies")
-        self._sent = counter("sent_bytes", "Bytes of answers' bodies")
-        self._sessions = gauge("sessions", "Sessions", "state")
+        self._calls = histogram(
+            "tool_call_seconds", "Time until a tool call was answered, waits included", "tool"
+        )
+        self._refusals = counter("refusals", "Refused requests and actions, by reason", "reason")
+        self._received = counter("received_bytes", "Bytes of the bodies of requests")
+        self._sent = counter("sent_bytes", "Bytes of the bodies of responses")
+        self._sessions = gauge(
+            "sessions", "Open sessions; all but hibernated count for the limit", "state"
+        )
         self._templates = gauge("templates", "Processes that kernels are forked from", "state")
-        self._spares = gauge("spare_kernels", "Kernels in reserve")
-        self._in_flight = gauge("calls_in_flight", "Calls that are being answered")
-        self._server = gauge("server_memory_bytes", "Resident memory of the server")
-        self._kernels = gauge("kernels_memory_bytes", "Memory of all kernels")
+        self._spares = gauge("spare_kernels", "Kernels started ahead of need")
+        self._in_flight = gauge("calls_in_flight", "Calls in progress")
+        self._server = gauge("server_memory_bytes", "Resident memory of the server alone")
+        self._kernels = gauge("kernels_memory_bytes", "Memory of all kernels with their children")
+        self._free = gauge("disk_free_bytes", "Free bytes on the disk of a folder", "folder")
+        self._size = gauge("disk_size_bytes", "Size of the disk of a folder", "folder")
+        for name, value in (limits or {}).items():
+            gauge(name, LIMITS[name]).set(value)
+        if version:
+            about = "Version of the server and of its Python"
+            build = Info("build", about, namespace=PREFIX, registry=registry)
+            build.info({"version": version, "python": python_version()})
         self._cell_of = {
             each: (self._cells.labels(each), self._running.labels(each)) for each in OUTCOMES
         }
@@ -120,5 +169,12 @@ class Metrics(Meters):
         self._in_flight.set(levels.calls)
         self._server.set(levels.server_bytes)
         self._kernels.set(levels.kernels_bytes)
+        for each in (self._free, self._size):
+            each.clear()
+        for name, folder in self._folders.items():
+            with suppress(FileNotFoundError):  # it is created when it is first needed
+                disk = os.statvfs(folder)
+                self._free.labels(name).set(disk.f_bavail * disk.f_frsize)
+                self._size.labels(name).set(disk.f_blocks * disk.f_frsize)
         encode, kind = choose_encoder(accept)
         return encode(self._registry), kind

@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.testclient import TestClient
 
+from kernel_mcp.config.settings import Settings
 from kernel_mcp.http.callers import caller_of
 from kernel_mcp.http.operations import RequestIds, meters_of_http, routes
 from kernel_mcp.identity import Principal
@@ -25,7 +26,7 @@ from kernel_mcp.telemetry.origin import HERE, Origin
 class Server:
     """The routes of a server whose state a test sets."""
 
-    meters: Meters = field(default_factory=meters_of_http)
+    meters: Meters = field(default_factory=lambda: meters_of_http(Settings()))
     readiness: Readiness = field(default_factory=Readiness)
     draining: bool = False
 
@@ -81,7 +82,7 @@ def test_without_the_package_the_answer_says_what_to_install(
         return real(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", missing)
-    found = Server(meters=meters_of_http()).get("/metrics")
+    found = Server(meters=meters_of_http(Settings())).get("/metrics")
     assert found.status_code == 501
     assert "py3-none-any.whl[http]'" in found.json()["error"]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -76,6 +78,23 @@ def test_levels_are_those_of_the_moment() -> None:
     assert found["kernel_mcp_calls_in_flight"] == 5
     assert found["kernel_mcp_server_memory_bytes"] == 6
     assert found["kernel_mcp_kernels_memory_bytes"] == 7
+
+
+def test_limits_and_disks_are_there_to_divide_by(tmp_path: Path) -> None:
+    folders = {"state": tmp_path, "cache": tmp_path / "none"}
+    found = series(Metrics("1.2", {"sessions_limit": 16}, folders))
+    assert found["kernel_mcp_sessions_limit"] == 16
+    assert 0 < found["kernel_mcp_disk_free_bytes state"] < found["kernel_mcp_disk_size_bytes state"]
+    assert "kernel_mcp_disk_free_bytes cache" not in found
+    assert [name for name in found if name.startswith("kernel_mcp_build_info ")]
+    assert found["process_open_fds"] > 0
+    assert found["process_cpu_seconds_total"] > 0
+
+
+def test_no_series_is_a_date_of_creation() -> None:
+    metrics = Metrics()
+    metrics.call("execute", 1.0)
+    assert not [name for name in series(metrics) if "_created" in name]
 
 
 def test_two_servers_share_nothing() -> None:
