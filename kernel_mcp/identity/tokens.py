@@ -204,24 +204,20 @@ class TokenFile:
         changes = _changes(self._rows, rows) if self._last_message else ""
         self._rows = rows
         self._version = version if version.settled else None
+        level, text = logging.INFO, f"{self._path} was read: {len(rows)} rows"
         if not rows:
-            self._report(
-                logging.WARNING, f"{self._path} has no rows: nobody may call (kernel-mcp token add)"
-            )
+            level = logging.WARNING
+            text = f"{self._path} has no rows: nobody may call (kernel-mcp token add)"
         elif version.mode & 0o044:
-            self._report(
-                logging.WARNING,
-                f"others may read {self._path}, which has names and hashes: `chmod go-r` it",
-            )
-        else:
-            self._report(logging.INFO, f"{self._path} was read: {len(rows)} rows")
-        if changes:
-            self._report(logging.INFO, f"rows of {self._path}: {changes}")
+            level = logging.WARNING
+            text = f"others may read {self._path}, which has names and hashes: `chmod go-r` it"
+        self._report(level, text, changes)
 
-    def _report(self, level: int, text: str) -> None:
-        """Log a message and call `on_change`, unless it equals the last one."""
-        if text != self._last_message:
+    def _report(self, level: int, text: str, changes: str = "") -> None:
+        """Log a message and call `on_change`, unless it equals the last one without `changes`."""
+        if text != self._last_message or changes:
             self._last_message = text
+            text = f"{text}; {changes}" if changes else text
             logger.log(level, "%s", text)
             self.on_change(text)
 
