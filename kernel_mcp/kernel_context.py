@@ -38,7 +38,7 @@ from kernel_mcp.limits.manager import ResourceManager
 from kernel_mcp.linux.process import import_nothing_from, own_places
 from kernel_mcp.output.text import Masks
 from kernel_mcp.packages.requirements import InstallRules
-from kernel_mcp.policy import Policy, profile_in_force
+from kernel_mcp.policy import TOOL_MODULES, Policy, profile_in_force
 from kernel_mcp.records import dataclass
 from kernel_mcp.sandbox.base import Sandbox
 from kernel_mcp.sandbox.select import builder_for
@@ -262,7 +262,7 @@ async def kernel_context(
                     profile_in_force(settings.profile, confined=settings.confined),
                     rules.step,
                     settings.tools,
-                ),
+                ).with_modules(TOOL_MODULES * bool(settings.tool_servers)),
                 confined=settings.confined,
                 network=bool(assembly.network),
             ),

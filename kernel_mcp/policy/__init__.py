@@ -84,6 +84,9 @@ HANDED_OUT_BY_STDLIB: frozenset[str] = HANDED_OUT | words(
 Elsewhere these additional names mean something else (`scipy.signal`).
 """
 
+TOOL_MODULES = ("mcp_tools", "tools")
+"""Modules by which code calls tools of MCP servers, where the operator opens any."""
+
 HINTS: dict[str, str] = {
     "os": "pathlib handles paths and files.",
     "shutil": "pathlib, zipfile and tarfile handle files.",

@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from kernel_mcp.config.values import close_to
 from kernel_mcp.output.items import Failure
-from kernel_mcp.policy import Policy, words
+from kernel_mcp.policy import TOOL_MODULES, Policy, words
 from kernel_specs.restricted.config import (
     FILE,
     HOST,
@@ -129,6 +129,8 @@ def advice(missing: str, code: str, policy: Policy, python: str) -> str:
         return policy.step(wanted, once=policy.once)  # installed, but not allowed
     if policy.has(wanted) or policy.has(wanted.replace("-", "_")):
         return ""
+    if root == TOOL_MODULES[0]:
+        return "No tools are open to code here. Start the server with --tool-servers FILE."
     near = close_to(root, policy.installed or (), cutoff=0.8)
     sentences = [
         f"{root} is neither installed nor a module of the workspace.",

@@ -40,7 +40,7 @@ _NOT_HERE = (
 )
 _ASK_FIRST = "import tools in the session itself before it starts processes that do"
 
-Reading = Generator[int, memoryview, Answer]
+Reading = Generator[memoryview, int, Answer]
 Progress = Callable[[Any], object]
 
 
@@ -77,14 +77,12 @@ class Gateway:
             with _present():
                 connection.sendall(frame)
             reading = _reading(progress)
-            wanted = next(reading)
+            space = next(reading)
             while True:
-                data, at = memoryview(bytearray(wanted)), 0
-                while at < wanted:
-                    with _present():
-                        at += _some(connection.recv_into(data[at:]))
+                with _present():
+                    size = connection.recv_into(space)
                 try:
-                    wanted = reading.send(data)
+                    space = reading.send(size)
                 except StopIteration as end:
                     return cast(Answer, end.value)
 
@@ -98,14 +96,12 @@ class Gateway:
             with _present():
                 await loop.sock_sendall(connection, frame)
             reading = _reading(progress)
-            wanted = next(reading)
+            space = next(reading)
             while True:
-                data, at = memoryview(bytearray(wanted)), 0
-                while at < wanted:
-                    with _present():
-                        at += _some(await loop.sock_recv_into(connection, data[at:]))
+                with _present():
+                    size = await loop.sock_recv_into(connection, space)
                 try:
-                    wanted = reading.send(data)
+                    space = reading.send(size)
                 except StopIteration as end:
                     return cast(Answer, end.value)
 
@@ -188,15 +184,8 @@ def _present() -> Generator[None, None, None]:
     """Raise ToolUnavailable if the connection has ended."""
     try:
         yield
-    except (OSError, EOFError):
+    except OSError:
         raise ToolUnavailable(_GONE) from None
-
-
-def _some(size: int) -> int:
-    """Return a number of bytes that were received. Raises EOFError for 0."""
-    if not size:
-        raise EOFError
-    return size
 
 
 def _lives(connection: socket.socket) -> bool:
@@ -239,16 +228,16 @@ def _plain(value: Any) -> Any:
 
 
 def _reading(progress: Progress) -> Reading:
-    """Yield how many bytes of an answer follow, and take them; return its header and blobs.
+    """Yield space for what is received, and take its size; return header and blobs of an answer.
 
-    Raises ToolUnavailable if they are no answer.
+    Raises ToolUnavailable for what is no answer.
     """
     while True:
-        size = int.from_bytes((yield SIZE_BYTES), "big")
+        size = int.from_bytes((yield from _filled(SIZE_BYTES)), "big")
         header: Any = None
         if 0 < size <= HEADER_BYTES:
             with contextlib.suppress(ValueError, RecursionError):
-                header = json.loads(bytes((yield size)))
+                header = json.loads((yield from _filled(size)))
         sizes = header.get("blobs", []) if isinstance(header, dict) else None
         if not isinstance(sizes, list) or not all(
             type(each) is int and each >= 0 for each in sizes
@@ -256,7 +245,18 @@ def _reading(progress: Progress) -> Reading:
             raise ToolUnavailable("the gateway of tools sent no valid answer")
         blobs = []
         for each in sizes:
-            blobs.append((yield each))  # noqa: PERF401  # no comprehension may yield
+            blobs.append((yield from _filled(each)))  # noqa: PERF401  # it yields
         if "progress" not in header:
             return header, blobs
         progress(header["progress"])
+
+
+def _filled(size: int) -> Generator[memoryview, int, bytearray]:
+    """Yield space until `size` bytes have come; return them. Raises ToolUnavailable."""
+    data = bytearray(size)
+    left = memoryview(data)
+    while left:
+        if not (received := (yield left)):
+            raise ToolUnavailable(_GONE)
+        left = left[received:]
+    return data

@@ -16,13 +16,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from mcp_tools.calls import Gateway
-from mcp_tools.values import TEXT_CHARS, error_of, shown, value_of
+from mcp_tools.values import TEXT_CHARS, ToolUnavailable, error_of, shown, value_of
 
 MOST_PARAMETERS = 100
 """Properties of a schema beyond which a tool takes any keyword."""
 MOST_FOUND = 20
 MOST_LISTED = 100
 LINE_CHARS = 200
+FOUND_CHARS = 120
+"""Longest description of a tool that a search has found."""
 SCHEMA_CHARS = 2000
 DEPTH = 4
 """Depth to which types in a schema are shown."""
@@ -116,12 +118,13 @@ class Server(types.ModuleType):
             raise AttributeError(name)
         try:
             return self[self._tools().get(name, name)]
-        except KeyError:
-            raise AttributeError(self._lacks(name)) from None
+        except KeyError as error:
+            raise AttributeError(error.args[0]) from None
 
     def _lacks(self, name: str) -> str:
-        if "error" in self._about():
-            return repr(self)
+        """Return the words for a tool that is missing. Raises ToolUnavailable if all are."""
+        if not self._tools():
+            raise ToolUnavailable(repr(self)[1:-1])
         known = shown(", ".join(self._tools()), TEXT_CHARS)
         return f"{shown(self._name, LINE_CHARS)} has no tool {name!r}; it has {known}"
 
@@ -133,10 +136,13 @@ class Server(types.ModuleType):
 
     def __repr__(self) -> str:
         about, name = self._about(), shown(self._name, LINE_CHARS)
-        if error := about.get("error"):
-            return f"<{name} is not available: {shown(error, TEXT_CHARS)}>"
+        error, tools = shown(about.get("error") or "", TEXT_CHARS), about.get("tools") or ()
+        if len(error) > 2 * LINE_CHARS:
+            error = f"{error[:LINE_CHARS]} … {error[-LINE_CHARS:]}"  # its end is what it wrote last
+        if error and not tools:
+            return f"<{name}: {error}>"
         first = shown(about.get("description") or "", LINE_CHARS).partition("\n")[0]
-        return f"<{name}: {len(about.get('tools') or [])} tools. {first}>"
+        return f"<{name}: {len(tools)} tools. {first}{error}>"
 
 
 def server_named(name: str) -> Server:
@@ -266,7 +272,9 @@ def signature_of(about: Mapping[str, Any]) -> tuple[inspect.Signature, dict[str,
                 annotation=_Kind(kind_of(properties[name], schema)),
             )
         )
-    further = schema.get("additionalProperties", not properties)
+    listed = schema.get("properties")
+    unknown = not isinstance(listed, dict) or len(properties) < len(listed)
+    further = schema.get("additionalProperties", unknown)
     if further is not False and "more" not in names:
         parameters.append(kinds("more", kinds.VAR_KEYWORD))
     return inspect.Signature(parameters), names
@@ -324,7 +332,8 @@ def described(about: Mapping[str, Any]) -> str:
 def search(query: str) -> dict[str, str]:
     """Return signature and description of the tools that fit best to the words of `query`.
 
-    At most 20; of names, words count more than of descriptions. Raises ToolError.
+    At most 20, and none that is half as fit as the best: of names, words count more than of
+    descriptions. Raises ToolError.
     """
     words = query.casefold().split()
     found: list[tuple[int, str, str]] = []
@@ -334,8 +343,11 @@ def search(query: str) -> dict[str, str]:
             score = sum(3 * (word in name) + (word in text) for word in words)
             if score or not words:
                 shape = shown(tool.__signature__, LINE_CHARS)
-                found.append((-score, tool.__qualname__, f"{shape} {tool.line}"))
+                found.append(
+                    (-score, tool.__qualname__, f"{shape} {shown(tool.line, FOUND_CHARS)}")
+                )
     found.sort()
+    found = [each for each in found if 2 * each[0] <= found[0][0]]
     listed = {name: line for _, name, line in found[:MOST_FOUND]}
     if len(found) > MOST_FOUND:
         listed["…"] = f"{len(found) - MOST_FOUND} more: add words to the search"

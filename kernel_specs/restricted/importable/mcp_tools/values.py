@@ -10,7 +10,7 @@ from typing import Any
 
 TEXT_CHARS = 4000
 """Longest text of a server in an error, or in the description of a tool."""
-Answer = tuple[dict[str, Any], list[memoryview]]
+Answer = tuple[dict[str, Any], list[bytearray]]
 """Header and blobs of an answer of the gateway."""
 _SHOWN_IMAGES = ("image/png", "image/jpeg")
 """Types of images that notebooks display."""
@@ -80,6 +80,8 @@ class Blob(bytes):
     def __repr__(self) -> str:
         return f"<{shown(self.mime, 100) or 'data'}, {len(self):,} bytes>"
 
+    __str__ = __repr__
+
 
 class Image(Blob):
     """The bytes of an image; notebooks display PNG and JPEG."""
@@ -124,7 +126,8 @@ def value_of(answer: Answer, server: str) -> Any:
     """Return the value of an answer of the gateway. Raises ToolError.
 
     Structured content comes without the wrapper `{"result": …}`, and makes texts superfluous, which
-    repeat it. Several items are a list, no item is None.
+    repeat it. Some servers repeat all items as `{"content": …}`: then the items count. Several ones
+    are a list, none is None.
     """
     header, blobs = answer
     if "error" in header:
@@ -133,8 +136,8 @@ def value_of(answer: Answer, server: str) -> Any:
     content = result.get("content") or []
     whole = result.get("structured")
     if (at := header.get("structured_blob")) is not None:
-        whole = json.loads(bytes(blobs[at]))
-    if whole is None:
+        whole = json.loads(blobs[at])
+    if whole is None or _repeats(whole, content):
         values = [_value_of(item, blobs, server) for item in content]
         return values[0] if len(values) == 1 else values or None
     if isinstance(whole, dict) and whole.keys() == {"result"}:
@@ -143,7 +146,21 @@ def value_of(answer: Answer, server: str) -> Any:
     return [whole, *(_value_of(item, blobs, server) for item in others)] if others else whole
 
 
-def _value_of(item: Mapping[str, Any], blobs: Sequence[memoryview], server: str) -> Any:
+def _repeats(whole: Any, content: Sequence[Mapping[str, Any]]) -> bool:
+    """Return True for structured content that is the items once more."""
+    if not content or not isinstance(whole, dict) or whole.keys() != {"content"}:
+        return False
+    again = whole["content"]
+    if isinstance(again, list):
+        return [_type(each) for each in again] == [_type(each) for each in content]
+    return [again] == [each.get("text") for each in content]
+
+
+def _type(item: Any) -> Any:
+    return item.get("type") if isinstance(item, dict) else None
+
+
+def _value_of(item: Mapping[str, Any], blobs: Sequence[bytearray], server: str) -> Any:
     kind = item.get("type")
     if kind == "resource_link":
         return Link(server, item)
@@ -158,10 +175,10 @@ def _value_of(item: Mapping[str, Any], blobs: Sequence[memoryview], server: str)
 
 
 def _data(
-    kind: Callable[[memoryview], Any],
+    kind: Callable[[bytearray], Any],
     item: Mapping[str, Any],
     name: str,
-    blobs: Sequence[memoryview],
+    blobs: Sequence[bytearray],
 ) -> Any:
     data = kind(blobs[item[name]["blob"]])
     data.mime, data.uri = str(item.get("mimeType") or ""), str(item.get("uri", ""))

@@ -41,6 +41,9 @@ def answered(out: Out, gateway: Gateway) -> Callable[..., str]:
         ({"content": [LINK]}, "<link to crm://1>"),
         ({"content": [IMAGE]}, "<image/png, 70 bytes>"),
         ({"content": [AUDIO, BLOB]}, "[<audio/wav, 70 bytes>, <x/y, 70 bytes>]"),
+        ({"structured": {"content": TEXT["text"]}, "content": [TEXT]}, "'{\"a\": 1}'"),
+        ({"structured": {"content": [IMAGE]}, "content": [IMAGE]}, "<image/png, 70 bytes>"),
+        ({"structured": {"content": "x"}, "content": [TEXT]}, "{'content': 'x'}"),
         ({"structured": {"a": 1}, "content": [TEXT, IMAGE]}, "[{'a': 1}, <image/png, 70 bytes>]"),
     ],
 )
@@ -66,12 +69,15 @@ def test_texts_are_strings_with_json_and_links_are_read(answered: Callable[..., 
 
 def test_an_image_is_one_of_pillow_and_shown_in_notebooks(answered: Callable[..., str]) -> None:
     code = (
-        "print(value.pil().size, list(value._repr_mimebundle_()), value[:4], value.mime)\n"
+        "print(value, value.pil().size, list(value._repr_mimebundle_()), value[:4], value.mime)\n"
         "value.mime = 'image/svg+xml'\n"
         "print(value._repr_mimebundle_())"
     )
     said = answered({"result": {"content": [IMAGE]}}, code, PIXEL)
-    assert said == "(1, 1) ['image/png', 'text/plain'] b'\\x89PNG' image/png\nNone\n"
+    assert (
+        said
+        == "<image/png, 70 bytes> (1, 1) ['image/png', 'text/plain'] b'\\x89PNG' image/png\nNone\n"
+    )
 
 
 @pytest.mark.parametrize(
