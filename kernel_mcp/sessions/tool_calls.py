@@ -57,8 +57,8 @@ class SessionTools:
         self._principal = principal
         self._kernels: WeakKeyDictionary[Kernel, int] = WeakKeyDictionary()
         self._always: set[str] = set()
-        self._open: dict[int, tuple[str, str]] = {}
-        """Tool and digest of each call that has begun, or asks."""
+        self._open: dict[int, tuple[str, str, int]] = {}
+        """Tool, digest and cell of each call that has begun, or asks; cell 0 is none."""
         self._asking: dict[int, tuple[Questions, Wish]] = {}
         self._counts: Counter[str] = Counter()
         self._needed = ExitStack()
@@ -149,19 +149,18 @@ class SessionTools:
         if call in self._asking:
             questions, wish = self._asking.pop(call)
             questions.drop(wish)
-        tool, digest = self._end(call)
-        if tool:
-            cell = self._session.queue.current
-            number = 0 if cell is None else cell.number
-            self._session.events.note("tool", tool=tool, arguments=digest, cell=number, **facts)
+        if (found := self._end(call)) is not None:
+            tool, digest, cell = found
+            self._session.events.note("tool", tool=tool, arguments=digest, cell=cell, **facts)
 
     def _begin(self, call: int, tool: str, digest: str) -> None:
         if not self._open:
             self._needed.enter_context(self._session.needed())
-        self._open[call] = tool, digest
+        cell = self._session.queue.current
+        self._open[call] = tool, digest, 0 if cell is None else cell.number
 
-    def _end(self, call: int) -> tuple[str, str]:
-        found = self._open.pop(call, ("", ""))
+    def _end(self, call: int) -> tuple[str, str, int] | None:
+        found = self._open.pop(call, None)
         if not self._open:
             self._needed.close()
         return found
