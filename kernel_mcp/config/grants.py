@@ -58,14 +58,21 @@ def grant_names(settings: Settings, grants: Sequence[str] = ("*",)) -> frozenset
     return names if "*" in grants else names.intersection(grants)
 
 
-def granted(settings: Settings, network: Sequence[str] | None = None) -> dict[str, list[str]]:
+def granted(
+    settings: Settings,
+    network: Sequence[str] | None = None,
+    tools: Sequence[str] | None = None,
+) -> dict[str, list[str]]:
     """Return what is granted, by kind, as texts without anything secret.
 
-    `network` are the hosts that a session has asked for; None stands for all of the settings.
+    `network` and `tools` are the hosts and tool servers that a session has asked for; None stands
+    for all of the settings.
     """
     found = {kind.kind: kind.texts(settings) for kind in KINDS}
     if network is not None:
         found["network"] = list(network)
+    if tools is not None:
+        found["tools"] = list(tools)
     return {kind: texts for kind, texts in found.items() if texts}
 
 

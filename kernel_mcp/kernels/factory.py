@@ -51,6 +51,7 @@ class KernelRequest:
     layer             folder of packages installed by the session; None if it can install none
     limits            limits of the session; None for the server's
     network           requested hosts; None for all that the operator grants
+    tools             requested tool servers; None for all that the operator grants
     interpreter       the kind of kernel
     replay            set for a kernel that repeats cells
     """
@@ -63,6 +64,7 @@ class KernelRequest:
     layer: Path | None = None
     limits: Limits | None = None
     network: tuple[str, ...] | None = None
+    tools: tuple[str, ...] | None = None
     interpreter: Interpreter = PYTHON
     replay: Replay | None = None
 

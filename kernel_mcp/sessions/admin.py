@@ -79,7 +79,7 @@ async def summary_of(session: Session, now: float, settings: Settings) -> dict[s
         "cell": 0 if running is None else running.number,
         "cell_s": 0.0 if began is None else round(now - began, 1),
         "client": "" if last is None else last.origin.program,
-        "doors": granted(settings, session.request.network),
+        "doors": granted(settings, session.request.network, session.request.tools),
         "age_s": round(now - session.created, 1),
         "cells": len(session.cells),
         "tasks": [

@@ -258,6 +258,6 @@ def _note_start(session: Session, settings: Settings) -> None:
         name=session.name,
         packages=[str(each) for each in request.packages],
         python=request.python,
-        doors=granted(settings, request.network),
+        doors=granted(settings, request.network, request.tools),
         **kind,
     )

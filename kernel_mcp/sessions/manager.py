@@ -170,6 +170,7 @@ class SessionManager:
         limits: Limits | None = None,
         timeout_s: float = 0.0,
         network: tuple[str, ...] | None = None,
+        tools: tuple[str, ...] | None = None,
         default: bool = False,
         fresh: bool = False,
         resume: bool = False,
@@ -179,10 +180,11 @@ class SessionManager:
     ) -> Session:
         """Open a session; the longest idle one may be hibernated to make room.
 
-        `handle` is passed for a session that had it before. Empty or None `limits`, `timeout_s` and
-        `network` stand for those of the settings. Persisted state is restored unless `fresh`. With
-        `resume` it is restored even if more is granted now, and the session that began in its place
-        is closed. The default session is one of `PYTHON`. With `replay` its kernel repeats cells.
+        `handle` is passed for a session that had it before. Empty or None `limits`, `timeout_s`,
+        `network` and `tools` stand for those of the settings. Persisted state is restored unless
+        `fresh`. With `resume` it is restored even if more is granted now, and the session that
+        began in its place is closed. The default session is one of `PYTHON`. With `replay` its
+        kernel repeats cells.
 
         Raises SessionLimitReached, and InputError for a `name` that is in use or malformed.
         """
@@ -211,6 +213,7 @@ class SessionManager:
                     packages,
                     limits=limits,
                     network=network,
+                    tools=tools,
                     interpreter=interpreter,
                     replay=replay,
                 )

@@ -178,12 +178,15 @@ class Persistence:
             entry.close()
         return found
 
-    def grants(self, network: tuple[str, ...] | None) -> dict[str, tuple[str, ...]]:
-        """Return the grants of a session that has requested the hosts `network`, by kind.
+    def grants(
+        self, network: tuple[str, ...] | None, tools: tuple[str, ...] | None = None
+    ) -> dict[str, tuple[str, ...]]:
+        """Return the grants of a session that has requested these hosts and tool servers, by kind.
 
-        None stands for all hosts that the server allows.
+        None stands for all that the server allows.
         """
-        return {**self._grants, "network": self._grants["network"] if network is None else network}
+        wanted = {"network": network, "tools": tools}
+        return {**self._grants, **{kind: own for kind, own in wanted.items() if own is not None}}
 
     def request(self, request: KernelRequest, saved: Saved) -> KernelRequest:
         """Return `request`, completed by the former requests of the persisted session.
@@ -192,8 +195,7 @@ class Persistence:
         that are not allowed, and for a Python that cannot load the variables. Blocking.
         """
         asked, then = saved.asked, minor(saved.python[0])
-        network, limits = self._former(request, saved)
-        request = dataclasses.replace(request, network=network, limits=limits)
+        request = self._former(request, saved)
         interpreter = self._interpreter(request, saved)
         if interpreter is not PYTHON:
             return dataclasses.replace(request, interpreter=interpreter)
@@ -230,18 +232,22 @@ class Persistence:
             )
         return found
 
-    def _former(
-        self, request: KernelRequest, saved: Saved
-    ) -> tuple[tuple[str, ...] | None, Limits | None]:
-        """Return the hosts and limits of a persisted session, without those no longer allowed."""
-        asked, network, limits = saved.asked, request.network, request.limits
+    def _former(self, request: KernelRequest, saved: Saved) -> KernelRequest:
+        """Return the request with the hosts, tools and limits of a persisted session.
+
+        Those that are no longer allowed are left out.
+        """
+        asked, network, tools, limits = saved.asked, request.network, request.tools, request.limits
         if network is None and asked.get("network") is not None:
             own = self._settings.network
             before = map(str, asked["network"])
             network = tuple(each for each in before if "*" in own or each in own)
+        if tools is None and asked.get("tools") is not None:
+            known = {each.name for each in self._settings.tool_servers}
+            tools = tuple(each for each in map(str, asked["tools"]) if each in known)
         if limits is None and asked.get("limits") is not None:
             limits = _within(asked["limits"], self._settings.limits)
-        return network, limits
+        return dataclasses.replace(request, network=network, tools=tools, limits=limits)
 
     def timeout_s(self, saved: Saved) -> float:
         """Return the time limit of cells that the session had requested, in seconds; 0 for none.
@@ -341,8 +347,8 @@ class Persistence:
 
     def _why_held_back(self, saved: Saved) -> str:
         """Return the reason why variables are restored only on request; empty without one."""
-        network = saved.asked.get("network")
-        now = self.grants(None if network is None else tuple(map(str, network)))
+        asked = (saved.asked.get("network"), saved.asked.get("tools"))
+        now = self.grants(*(None if each is None else tuple(map(str, each)) for each in asked))
         if wider := wider_grants(now, saved.doors):
             return _OPENED.format("; ".join(wider))
         return _UNDONE.format(saved.cell) if saved.undone else self._python_changed(saved)
@@ -405,6 +411,7 @@ def saved_of(
         "interpreter": request.interpreter.name,
         "packages": [str(each) for each in request.packages],
         "network": None if request.network is None else [*request.network],
+        "tools": None if request.tools is None else [*request.tools],
         "limits": None if limits is None else dataclasses.asdict(limits),
         "timeout_s": timeout_s,
     }

@@ -151,7 +151,8 @@ class PersistedSave(SessionSave):
         """Returns True if the variables have the effects of a cell."""
         self.notebook: Callable[[], str] = str
         """Returns the path of the open notebook; empty for none."""
-        self._base = saved_of(entry, request, timeout_s, persistence.grants(request.network))
+        grants = persistence.grants(request.network, request.tools)
+        self._base = saved_of(entry, request, timeout_s, grants)
         self._next = self._base
         self._count = 0
         self._saved_count = -1

@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakKeyDictionary
 
+from kernel_mcp.kernels.factory import KernelRequest
 from kernel_mcp.launch.tool_gateway import ToolGateway
 from kernel_mcp.sessions.events import SessionEvents
 from kernel_mcp.sessions.questions import Questions, Wish
@@ -39,6 +40,7 @@ class CallingSession(Protocol):
 
     events: SessionEvents
     queue: CellQueue
+    request: KernelRequest
 
     def needed(self) -> AbstractContextManager[None]:
         """Prevent hibernation inside this block."""
@@ -66,7 +68,8 @@ class SessionTools:
     @property
     def servers(self) -> list[str]:
         """Names of the servers that the session may use."""
-        return [each.name for each in self._gateway.servers]
+        names, wanted = [each.name for each in self._gateway.servers], self._session.request.tools
+        return [each for each in names if wanted is None or each in wanted]
 
     @property
     def about(self) -> str:
@@ -81,7 +84,7 @@ class SessionTools:
     def connect(self, kernel: Kernel) -> None:
         """Connect the gateway to a kernel whose code asks for it."""
         path = kernel.handle.sockets.connection.tools
-        if not path or not self.servers or kernel.exit is not None:
+        if not path or not self._gateway or kernel.exit is not None:
             return
         if kernel in self._kernels:
             self._gateway.connect_again(self._kernels[kernel])

@@ -82,6 +82,11 @@ NetworkArg = Annotated[
     WithJsonSchema({"type": "array", "items": {"type": "string"}}),
     Field(description="Fewer hosts than info names"),
 ]
+ToolsArg = Annotated[
+    list[str] | None,
+    WithJsonSchema({"type": "array", "items": {"type": "string"}}),
+    Field(description="Fewer tool servers"),
+]
 
 
 def _version(given: object) -> object:

@@ -49,6 +49,19 @@ def own_network(services: ToolContext, network: list[str] | None) -> tuple[str, 
     return wanted
 
 
+def own_tools(settings: Settings, tools: list[str] | None) -> tuple[str, ...] | None:
+    """Return the tool servers of a session that asks for these; None for no request.
+
+    Raises InputError for one that the operator has not granted.
+    """
+    known = [each.name for each in settings.tool_servers]
+    for name in tools or ():
+        if name not in known:
+            there = f"it has {', '.join(known)}" if known else "it has none (--tool-servers)"
+            raise InputError(f"tools: this server has no tool server {name[:40]!r}; {there}.")
+    return None if tools is None else tuple(dict.fromkeys(tools))
+
+
 def own_limits(services: ToolContext, memory: int | None, cpu: Share | None) -> Limits | None:
     """Return the limits of a session that asks for these; None if they are the server's own.
 

@@ -32,6 +32,7 @@ from kernel_mcp.tools import (
     PythonArg,
     SessionArg,
     Toolbox,
+    ToolsArg,
     progress_of,
 )
 from kernel_mcp.tools.hints import ENDS, OPENS, READS
@@ -45,7 +46,7 @@ from kernel_mcp.tools.models import (
     Variable,
     VariableList,
 )
-from kernel_mcp.tools.own_limits import own_limits, own_network, own_timeout, own_words
+from kernel_mcp.tools.own_limits import own_limits, own_network, own_timeout, own_tools, own_words
 from kernel_mcp.tools.results import late_output, names_of, notice_text, with_pending
 from kernel_mcp.tools.tables import FirstArg, MatchArg, fitting, matches, more, table_answer
 from kernel_mcp.units import MIB
@@ -67,7 +68,7 @@ NOT_ELSEWHERE = (
     "memory, cpu, network: this server limits nothing at {}, where the code runs; leave them out."
 )
 NOT_WITH_LANGUAGE = (
-    "language: packages and python are for sessions of Python alone; leave them out."
+    "language: packages, python and tools are for sessions of Python alone; leave them out."
 )
 NOT_KEPT = "language: sessions of {} are not kept; leave fresh and resume out."
 PYTHON_NAMES = ("", "python", "python3", "py", "ipython")
@@ -90,6 +91,7 @@ def register(box: Toolbox, services: ToolContext) -> None:
         cpu: CpuArg = None,
         timeout: LimitArg = None,
         network: NetworkArg = None,
+        tools: ToolsArg = None,
         fresh: Annotated[bool, Field(description="Forget its kept state")] = False,
         resume: Annotated[bool, Field(description="Bring that back all the same")] = False,
         attach: Annotated[str, Field(description="A person's kernel: connection file or URL")] = "",
@@ -101,16 +103,16 @@ def register(box: Toolbox, services: ToolContext) -> None:
         """
         report, scripts = progress_of(ctx) or silence, services.scripts
         if attach:
-            if any((packages, python, memory, cpu, network, fresh, resume, language)):
+            if any((packages, python, memory, cpu, network, tools, fresh, resume, language)):
                 raise InputError(NOT_WITH_ATTACH)
             target_of(attach, settings.attach)
             joined = attached(attach)
             limit_s = own_timeout(settings, timeout)
             return await _with_kernel(services, box.caller(ctx), name, joined, report, limit_s)
         limits, limit_s = own_limits(services, memory, cpu), own_timeout(settings, timeout)
-        reached = own_network(services, network)
+        reached, called = own_network(services, network), own_tools(settings, tools)
         if (other := interpreter_named(services, language)) is not PYTHON:
-            if packages or python:
+            if packages or python or tools:
                 raise InputError(NOT_WITH_LANGUAGE)
             if (fresh or resume) and not other.saves:
                 raise InputError(NOT_KEPT.format(other.language))
@@ -138,6 +140,7 @@ def register(box: Toolbox, services: ToolContext) -> None:
             limits=limits,
             timeout_s=limit_s,
             network=reached,
+            tools=called,
             fresh=fresh,
             resume=resume,
         )
@@ -358,6 +361,7 @@ async def open_session(
     limits: Limits | None,
     timeout_s: float,
     network: tuple[str, ...] | None = None,
+    tools: tuple[str, ...] | None = None,
     fresh: bool = False,
     resume: bool = False,
 ) -> Session:
@@ -375,6 +379,7 @@ async def open_session(
         limits=limits,
         timeout_s=timeout_s,
         network=network,
+        tools=tools,
         fresh=fresh,
         resume=resume,
     )

@@ -168,3 +168,18 @@ async def test_calls_are_in_the_audit_trail_without_their_arguments(tmp_path: Pa
     ]
     assert all(len(row["arguments"]) == 64 for row in calls)
     assert "4711" not in "".join(json.dumps(row) for row in calls)
+
+
+async def test_a_session_may_ask_for_fewer_servers(servers: Servers, tmp_path: Path) -> None:
+    flags = ("--tool-servers", listed(tmp_path), "--allow-tool", "crm.list_*")
+    async with servers.agent(*flags) as one:
+        none = (await one.call("create_session", tools=[])).data["session"]
+        assert (await one.call("info", session=none)).data["tools"] == "none"
+        closed = await one.run("from tools import crm", session=none)
+        assert "Error" in closed.text
+        own = (await one.call("create_session", tools=["crm"])).data["session"]
+        assert (
+            "970" in (await one.run("from tools import crm\ncrm.list_orders(97)", session=own)).text
+        )
+        refused = await one.refused("create_session", tools=["git"])
+        assert refused == "tools: this server has no tool server 'git'; it has crm."
