@@ -75,6 +75,11 @@ class KernelRequest:
         return tuple(each for each in (self.layer, repeated) if each is not None)
 
     @property
+    def has_tools(self) -> bool:
+        """True if its code may call tools."""
+        return self.replay is None or "tools" in self.replay.opened
+
+    @property
     def at_home(self) -> bool:
         """True if the server's own environment satisfies it."""
         return not (self.python or self.packages)
@@ -339,7 +344,7 @@ class KernelFactory:
                 layers=request.layers,
                 replay=request.replay,
                 variables=(*self._settings.kernel_environment, *self._variables),
-                tools=bool(self._settings.tool_servers),
+                tools=bool(self._settings.tool_servers) and request.has_tools,
             )
         )
         kernel = self._connect(handle, environment, policy)

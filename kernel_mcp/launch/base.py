@@ -201,8 +201,9 @@ class Replay:
     opened: frozenset[str] = frozenset()
 
 
-DOORS = ("network", "mounts", "devices")
-"""Doors that a replay can leave open: connections with secrets, writable mounts, devices."""
+DOORS = ("network", "mounts", "devices", "tools")
+"""Doors that a replay can leave open: connections with secrets, writable mounts, devices, and tools
+that code calls."""
 
 
 @dataclass(frozen=True, slots=True)

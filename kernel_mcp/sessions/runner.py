@@ -367,8 +367,6 @@ class CellRunner:
                 outcome = await self._after_kill(cell, outcome)
             elif cell.phase is Phase.RUN:
                 self._state.note_cell_run(cell.number, self._clock() - began)
-                if self._state.worked == [cell.number]:
-                    cell.record["fresh"] = True
                 self._state.note_removal(cell)
         cell.state_as_of = self._state.as_of
         return outcome

@@ -28,6 +28,10 @@ OTHER_ORDER = 7
 SEED = 20
 """Seed of the generators in the replays that test whether they are the cause."""
 MOST_REPAIRS = 8
+_OF_TOOLS = ("tools", "mcp_tools")
+"""Modules by which code calls tools."""
+_OF_NETWORK = ("URLError", "ConnectError", "ConnectionError", "ConnectionRefusedError", "gaierror")
+"""Exceptions of code that cannot connect."""
 COLD = Replay(cold=True, shuffle=OTHER_ORDER)
 FORKED = Replay(cold=False)
 _BY_CHANCE = {
@@ -96,7 +100,9 @@ class Judge:
         if failure is None:
             return None
         head = f"Does not run from the top: {name}"
-        if there.missing in (NETWORK, HOST):
+        if there.missing in (NETWORK, HOST) or (
+            failure.name in _OF_NETWORK and not there.step.failed and self._connects(place)
+        ):
             text = f"Not repeated: {name} needs the network, closed in replays (--open network)."
             return Report(Verdict.FAILED, text, Cause.NETWORK, name)
         if there.missing == READ_ONLY:
@@ -108,6 +114,9 @@ class Judge:
             restored := await self._restored(run, place)
         ):
             return restored
+        if failure.name == "ModuleNotFoundError" and _quoted(failure.value) in _OF_TOOLS:
+            text = f"Not repeated: {name} calls tools, closed in replays (--open tools)."
+            return Report(Verdict.FAILED, text, Cause.TOOLS, name)
         if failure.name == "ModuleNotFoundError":
             text = f"{head} imports {_quoted(failure.value)!r}, which this environment lacks."
             return Report(Verdict.FAILED, text, Cause.ENVIRONMENT, name)
@@ -116,6 +125,11 @@ class Judge:
             text = f"{head} reads {path!r}, which is not there any more."
             return Report(Verdict.FAILED, text, Cause.FILE_MISSING, name)
         return None
+
+    def _connects(self, place: int) -> bool:
+        """Return True if a cell, or one that it depends on, calls a library of the network."""
+        near = self._flow.before(place)
+        return any(names.NETWORK in names.chance(self._flow, each) for each in near)
 
     async def _undefined(self, head: str, missing: str, place: int) -> Report | None:
         """Return who defined a name that a replay lacks."""

@@ -41,6 +41,7 @@ class Cause(str, Enum):
     FOLDER_ORDER = "folder_order"
     NETWORK = "network"
     READ_ONLY = "read_only"
+    TOOLS = "tools"
     ENVIRONMENT = "environment"
     TIME_LIMIT = "time_limit"
     NEVER_DEFINED = "never_defined"

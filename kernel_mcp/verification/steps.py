@@ -78,7 +78,7 @@ def log_of(cells: History) -> Log:
         for each in cells
         if each.phase is Phase.RUN and each.outcome is not None and each.number not in cells.undone
     ]
-    fresh = [each.number for each in ran if each.record.get("fresh") is True]
+    fresh = [each.number for each in ran if each.began_as_of == 0]
     return Log(tuple(map(_of_log, ran)), tuple(fresh))
 
 
