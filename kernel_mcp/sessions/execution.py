@@ -252,7 +252,8 @@ async def _run_to_end(kernel: Kernel, cell: Cell, *, grace_s: float, cpu_s: floa
         stubborn = f", and did not stop within {grace_s:g} s of being interrupted" if killed else ""
         return _death(kernel, run, wish, reason, stubborn)
     cell.removed, cell.usage = run.removed, await _usage(kernel, run)
-    cell.record = {**run.record, "env": kernel.environment.root.name}
+    environment = kernel.environment
+    cell.record = {**run.record, "env": environment.root.name, "python": environment.version}
     most = kernel.handle.limits.limits.memory_bytes
     cell.notices += usage_words(cell.usage, most, cpu_s if reason is None else 0)
     if not run.compiled:

@@ -20,12 +20,14 @@ from kernel_mcp.sessions.losses import cells_in_words
 from kernel_mcp.sessions.notebook_export import notebook
 from kernel_mcp.sessions.session import Session
 from kernel_mcp.tools.results import notice_result
+from kernel_mcp.verification.files import digests_of, opened
 from kernel_mcp.verification.runnable import RunnableScript, runnable_script
 
-NOTEBOOK, LOCK, PINS, RECEIPT = (
+NOTEBOOK, LOCK, PINS, DATA, RECEIPT = (
     "notebook.ipynb",
     f"{SCRIPT}.lock",
     "requirements.txt",
+    "data.sha256",
     "receipt.json",
 )
 _ZIPPED = (2020, 1, 1, 0, 0, 0)
@@ -94,12 +96,28 @@ def _write(session: Session, path: str, pinned: PinnedScript, *, zipped: bool) -
         files[LOCK] = pinned.lock
     else:
         files[PINS] = pinned.requirements.encode()
+    if data := _data(session):
+        files[DATA] = data
     if session.verified is not None:
         files[RECEIPT] = session.verified.receipt
     if zipped:
         return _save(session, f"{path}.zip", _zip(path.rpartition("/")[2], files))
     sizes = [_save(session, f"{path}/{name}", data) for name, data in files.items()]
     return sizes[0]
+
+
+def _data(session: Session) -> bytes:
+    """Return the digests of files that cells have read and not made, as `sha256sum` has them."""
+    made: set[str] = set()
+    read: dict[str, None] = {}
+    for cell in session.cells:
+        for path, mode, _ in opened(cell):
+            if mode == "r" and path not in made and path.isprintable():
+                read[path] = None
+            elif mode == "w" and path not in read:
+                made.add(path)
+    digests = digests_of(session.workspace, [*read])
+    return "".join(f"{digest}  {path}\n" for path, digest in digests.items()).encode()
 
 
 def _save(session: Session, path: str, data: bytes) -> tuple[str, int]:

@@ -35,6 +35,7 @@ class Verification:
 
     def __init__(self, path: str, cells: str) -> None:
         self.about = path, cells
+        self.doors: frozenset[str] = frozenset()
         self.stop = anyio.Event()
         self.done = anyio.Event()
         self.doing = "Waiting for a kernel"
@@ -57,6 +58,12 @@ class Verification:
                 began = anyio.current_time()
                 judge = await _judge(self, manager, caller, session)
                 made = await judge.report()
+                path, cells = self.about
+                if cells == "all":
+                    from kernel_mcp.verification.issue import issue  # builds models
+
+                    keep = partial(issue, session, path, judge.steps, made, self.doors)
+                    made = replace(made, receipt=await anyio.to_thread.run_sync(keep))
                 self.report = replace(made, seconds=anyio.current_time() - began)
                 tasks.cancel_scope.cancel()
         except KernelMcpError as error:
@@ -103,8 +110,7 @@ async def _judge(
     made = files.made_by(log)
     root = session.workspace.root
     changed = await anyio.to_thread.run_sync(partial(files.changed, steps, made, root))
-    doors: frozenset[str] = frozenset()
-    repeat = Replayer(manager, caller, session, notebook, doors, own.tell, made)
+    repeat = Replayer(manager, caller, session, notebook, own.doors, own.tell, made)
     return Judge(steps, log, repeat, changed)
 
 
@@ -176,7 +182,7 @@ def _answer(report: Report) -> CallToolResult:
             {"cell": each.name, "same": each.same, "note": each.note} for each in report.cells
         ],
     }
-    text = report.text
+    text = f"{report.text}{report.receipt}"
     if report.verdict is Verdict.REPRODUCED:
         text = f"{text} ({report.seconds:.0f} s)"
     return notice_result(text, {VERIFICATION_KEY: meta})

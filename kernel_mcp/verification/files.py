@@ -2,15 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any, Protocol
 
+from kernel_mcp.errors import WorkspaceError
+from kernel_mcp.files.workspace import Workspace
+from kernel_mcp.units import MIB
 from kernel_mcp.verification.steps import Log, Step
 from kernel_specs.restricted.record import digest
 
+MOST_HASHED_BYTES = 1024 * MIB
+"""Bytes of files whose digests are taken, all together; others are left out."""
+_CHUNK = MIB
 
-def opened(step: Step) -> Iterator[tuple[str, str, str]]:
+
+class Recorded(Protocol):
+    """A cell with the record that its kernel made of it."""
+
+    @property
+    def record(self) -> Mapping[str, Any]:
+        """The record, as JSON values."""
+
+
+def opened(step: Recorded) -> Iterator[tuple[str, str, str]]:
     """Yield path, mode (r, w, rw, or d for a new folder) and digest of files that a cell opened.
 
     Records are made beside code that can forge them: malformed ones are left out.
@@ -62,3 +80,22 @@ def _digest(root: Path, path: str) -> str:
         finally:
             os.close(fd)
     return ""
+
+
+def digests_of(workspace: Workspace, paths: Sequence[str]) -> dict[str, str]:
+    """Return the SHA-256 of files that are there, of at most `MOST_HASHED_BYTES`. Blocking."""
+    found: dict[str, str] = {}
+    left = MOST_HASHED_BYTES
+    for path in paths:
+        with contextlib.suppress(WorkspaceError, OSError):
+            file = workspace.open_file(path)
+            with contextlib.closing(file):
+                left -= file.info.st_size
+                if left < 0:
+                    return found
+                digest, at = hashlib.sha256(), 0
+                while at < file.info.st_size and (piece := file.read(at, _CHUNK)):
+                    digest.update(piece)
+                    at += len(piece)
+                found[path] = digest.hexdigest()
+    return found

@@ -59,9 +59,18 @@ class Judge:
         self._changed = changed
         self._flow = DataFlow([each.source for each in self._steps])
 
+    @property
+    def steps(self) -> Sequence[Step]:
+        """All cells, those included that are not repeated."""
+        return self._all
+
     async def report(self) -> Report:
         """Return the verdict. Raises KernelMcpError if no kernel can be started."""
         run = await self._repeat(self._steps, COLD)
+        seed = run.cells[-1].record.get("seed") if run.cells else None
+        return replace(await self._report(run), seed=seed if isinstance(seed, int) else 0)
+
+    async def _report(self, run: Run) -> Report:
         results = results_of(self._all, run)
         same, most = counted(results)
         place = run.first_difference

@@ -59,7 +59,7 @@ class Receipt(_Part):
 
     made         Unix time in seconds
     environment  id of the lock of its packages
-    hash_seeds   seeds of str.__hash__ in the recorded run and in the replay
+    hash_seeds   fingerprints of the hash seeds of the recorded run and of the replay
     doors        what the replay could reach, in words; empty for nothing
     differences  what differed, in words
     """
@@ -107,9 +107,7 @@ def code_hash(code: str) -> str:
 
 
 def receipt_path(notebook: str) -> str:
-    """Return the path of the receipt beside a notebook; in the workspace if that is empty."""
-    if not notebook:
-        return "kernel-mcp.receipt.json"
+    """Return the path of the receipt beside a notebook."""
     return str(PurePosixPath(notebook).with_suffix(".receipt.json"))
 
 

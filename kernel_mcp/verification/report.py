@@ -59,7 +59,10 @@ class CellResult:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The verdict, its cause, the cell concerned ("" for none), and all of it in words."""
+    """The verdict, its cause, the cell concerned ("" for none), and all of it in words.
+
+    `seed` is the fingerprint of the first replay's hash seed, `receipt` says where the receipt is.
+    """
 
     verdict: Verdict
     text: str
@@ -67,6 +70,8 @@ class Report:
     cell: str = ""
     cells: tuple[CellResult, ...] = ()
     seconds: float = 0.0
+    seed: int = 0
+    receipt: str = ""
 
 
 def results_of(steps: list[Step], run: Run) -> tuple[CellResult, ...]:

@@ -134,8 +134,8 @@ def _compared(before: str, after: str, row: int, was: Run, now: Run) -> _Compare
             return _Compared(rest, is_space=False, resized=resized)
         if token[0] != other[0]:
             if not _passes(token, other, was, now):
-                words = _word(token), _word(other)
-                found = RowDifference(row, token.start() + 1, *words)
+                told = _word if token[0][0].isalnum() and other[0][0].isalnum() else _around
+                found = RowDifference(row, token.start() + 1, told(token), told(other))
                 return _Compared(found, is_space=False, resized=resized)
             resized = resized or len(token[0]) != len(other[0])
         gap, other_gap = one[end : token.start()], two[other_end : other.start()]
@@ -155,6 +155,12 @@ def _word(token: re.Match[str]) -> str:
     text = row[start : token.end() + SHOWN_CHARS]
     inner = token.end() - start
     return shown(text[:inner] + text[inner:].partition(" ")[0])
+
+
+def _around(token: re.Match[str]) -> str:
+    """Return what differs with what is before it; the whole row if that is short."""
+    row = token.string.strip()
+    return shown(row if len(row) <= SHOWN_CHARS else token.string[max(0, token.start() - 20) :])
 
 
 def _passes(token: re.Match[str], other: re.Match[str], was: Run, now: Run) -> bool:

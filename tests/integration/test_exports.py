@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import io
 import json
 import subprocess
@@ -14,6 +15,7 @@ import pytest
 import uv
 from mcp_types import BlobResourceContents, TextContent
 
+from kernel_mcp.verification.receipt import read_receipt
 from tests.integration.agent import ANALYSIS, Agent
 from tests.integration.servers import Servers
 
@@ -76,6 +78,10 @@ VALUES = (
     "from pathlib import Path\nPath('out.txt').write_text('made');",
     "1 / 0",
 )
+
+
+def digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
 
 
 async def fetched(notebook: Agent, path: str) -> bytes:
@@ -148,3 +154,52 @@ async def test_without_an_index_the_installed_versions_are_named(servers: Server
         assert rows[0].startswith("# ")
         (numpy,) = [row for row in rows if row.startswith("numpy==")]
         assert len(numpy.partition(" # RECORD sha256:")[2]) == 64
+
+
+async def test_a_verification_leaves_a_receipt_and_marks(servers: Servers) -> None:
+    async with servers.agent("--allow", "*") as notebook:
+        await notebook.call("write_file", path="in.txt", content="1 2")
+        await notebook.call("open_notebook", path="dir/b.ipynb")
+        codes = [
+            "numbers = [int(n) for n in open('../in.txt').read().split()]",
+            "open('out.txt', 'w').write(str(sum(numbers)));",
+            "import os\nos.getpid() * 0 + len(os.urandom(2)) + id(object()) % 1",
+        ]
+        for code in codes:
+            await notebook.run(code)
+        answer = await notebook.call("verify", path="dir/b.ipynb", wait=120)
+        assert "Reproduced: 3 of 3 cells" in answer.text
+        assert "Receipt: 'dir/b.receipt.json'." in answer.text
+        data = await fetched(notebook, "dir/b.receipt.json")
+        receipt = read_receipt(data)
+        assert len(data) < 2048
+        assert receipt.result == "reproduced"
+        assert [each.result for each in receipt.cells] == ["same"] * 3
+        assert receipt.stale(codes) == []
+        assert receipt.stale([*codes[:2], "5"]) == [3]
+        (read,), (written,) = receipt.inputs, receipt.outputs
+        assert (read.path, read.sha256, read.cells) == ("in.txt", digest(b"1 2"), (1,))
+        assert (written.path, written.sha256, written.cells) == ("dir/out.txt", digest(b"3"), (2,))
+        assert receipt.hash_seeds[0] != receipt.hash_seeds[1]
+        assert receipt.python.count(".") == 2
+        shown = await notebook.call("show", cell=2)
+        assert "verified: reproduced" in shown.text
+        await notebook.call("export_notebook", path="c", format="zip")
+        with zipfile.ZipFile(io.BytesIO(await fetched(notebook, "c.zip"))) as archive:
+            assert archive.read("c/receipt.json") == data
+            assert archive.read("c/data.sha256").decode() == f"{digest(b'1 2')}  in.txt\n"
+
+
+async def test_a_receipt_of_cells_that_differ_says_which(servers: Servers) -> None:
+    async with servers.agent("--allow", "*") as notebook:
+        await notebook.run("import os")
+        await notebook.run("os.urandom(8)")
+        answer = await notebook.call("verify", wait=120)
+        assert "Receipt" not in answer.text
+        assert "verified: differs when run again" in (await notebook.call("show", cell=2)).text
+        assert "verified: reproduced" in (await notebook.call("show", cell=1)).text
+        await notebook.call("export_notebook", path="c", format="folder")
+        receipt = read_receipt(await fetched(notebook, "c/receipt.json"))
+        assert receipt.result == "differs"
+        assert [each.result for each in receipt.cells] == ["same", "differs"]
+        assert len(receipt.differences) == 1

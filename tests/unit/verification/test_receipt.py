@@ -96,6 +96,5 @@ def test_cells_with_other_code_are_named() -> None:
 
 
 def test_the_place_beside_a_notebook() -> None:
-    assert receipt_path("") == "kernel-mcp.receipt.json"
     assert receipt_path("a.ipynb") == "a.receipt.json"
     assert receipt_path("/data/x.y/a.b.ipynb") == "/data/x.y/a.b.receipt.json"
