@@ -225,6 +225,8 @@ async def _answer_operator(
         "server": server,
         "pid": os.getpid(),
         "http": "{}:{}".format(*settings.http) if settings.http is not None else "",
+        "public_url": settings.public_url,
+        "tokens": os.path.realpath(settings.tokens) if settings.tokens else "",
         "folder": str(Path.cwd()),
         "sessions": [await summary_of(each, now, settings) for each in manager.sessions],
     }

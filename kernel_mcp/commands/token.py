@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import fields
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from kernel_mcp.commands.sessions import state_folder
 from kernel_mcp.config.load import HELP, OTHERS, settings_from, settings_parser
 from kernel_mcp.config.quotas import Quotas, quotas
 from kernel_mcp.config.settings import Settings
 from kernel_mcp.errors import ConfigError, KernelMcpError
 from kernel_mcp.identity import EVERY_SCOPE, SCOPES, editing
 from kernel_mcp.identity.token_rows import GRANTS_ARE, TokenRow
+from kernel_mcp.sessions.admin import ask_all
 from kernel_mcp.units import format_bytes
 
 _USAGE = "token: expected one of add, list, revoke; see kernel-mcp token --help"
@@ -88,7 +92,7 @@ def run_token(argv: Sequence[str]) -> int:
 
 
 def _add(settings: Settings, path: Path, own: dict[str, Any], quota: str | None) -> int:
-    name = str(own["principal"])
+    name, (url, known) = str(own["principal"]), _url(settings, path)
     token = editing.add(
         path,
         name,
@@ -98,9 +102,10 @@ def _add(settings: Settings, path: Path, own: dict[str, Any], quota: str | None)
         grants=_parts(own["door"]),
     )
     header = '--header "Authorization: Bearer TOKEN"'
+    where = "" if known else f", once a server with this file is at {url}"
     print(
-        f"kernel-mcp: the token of {name}, of which {path} has the hash alone. For a client:\n"
-        f"  claude mcp add --transport http notebook {_url(settings)}/mcp {header}",
+        f"kernel-mcp: the token of {name}, of which {path} has the hash alone. For a client{where}:"
+        f"\n  claude mcp add --transport http notebook {url}/mcp {header}",
         file=sys.stderr,
         flush=True,
     )
@@ -183,12 +188,20 @@ def _quotas_in_words(given: Quotas) -> str:
     return ",".join(found) or "of the server"
 
 
-def _url(settings: Settings) -> str:
-    """Return the address at which clients reach a server with these settings."""
-    if settings.public_url:
-        return settings.public_url.rstrip("/")
-    host, port = settings.http or ("127.0.0.1", 8000)
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+def _url(settings: Settings, path: Path) -> tuple[str, bool]:
+    """Return the address of a server with this tokens file, and True if it is known.
+
+    It is that of a running server, else that of the settings.
+    """
+    served: Mapping[str, Any] = {}
+    with suppress(ConfigError):  # others could answer in the folder
+        for each in ask_all(state_folder(settings)):
+            served = each if each.get("tokens") == os.path.realpath(path) else served
+    address = served.get("http") or "{}:{}".format(*settings.http or ("127.0.0.1", 8000))
+    host, _, port = address.rpartition(":")
+    url = served.get("public_url") or settings.public_url
+    url = url or f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    return url.rstrip("/"), bool(served or settings.public_url or settings.http)
 
 
 def _count(count: int, name: str) -> str:

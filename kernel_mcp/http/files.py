@@ -18,7 +18,13 @@ from starlette.routing import Route
 
 from kernel_mcp.barriers import explained, log_failure
 from kernel_mcp.config.settings import Settings
-from kernel_mcp.errors import InputError, KernelMcpError, SessionNotFound, WorkspaceError
+from kernel_mcp.errors import (
+    InputError,
+    KernelMcpError,
+    SessionGone,
+    SessionNotFound,
+    WorkspaceError,
+)
 from kernel_mcp.files.folders import FolderEntry, Listing
 from kernel_mcp.files.streams import Changed, OpenFile, tag_of
 from kernel_mcp.http.cells import Cells
@@ -67,6 +73,10 @@ _STATUS = {
 """HTTP status for errors of the file system; 400 for all others."""
 
 _FILE = re.compile(rb"/sessions/[^/]+/files/?(.*)", re.DOTALL)
+NO_SESSION = (
+    "There is no session of yours at this address: /sessions/NAME/files/PATH has the name or the "
+    "handle of an open one, which `list_sessions` shows."
+)
 _KEPT = {"cache-control": "private, no-cache"}
 """Headers of responses with an ETag: clients validate their copy each time."""
 
@@ -133,6 +143,10 @@ def _answered(endpoint: Endpoint, idle_s: float) -> Endpoint:
             return await endpoint(request)
         except RequestFailed as error:
             failed = error
+        except SessionGone as error:
+            failed = RequestFailed(404, str(error))
+        except SessionNotFound:
+            failed = RequestFailed(404, NO_SESSION)
         except KernelMcpError as error:
             failed = RequestFailed(_status_of(error), str(error))
         except Exception as error:  # noqa: BLE001  # logged, and told to the client

@@ -180,6 +180,13 @@ async def test_a_token_for_metrics_runs_nothing_and_others_read_none(
     ada = add("ada")
     with operating("--tokens", str(tokens), token=ada) as operated:
         await operated.ready()
+        place = ("--state-dir", str(operated.state))
+        assert main(["token", "add", "ada", "--tokens", str(tokens), *place]) == 0
+        said = capsys.readouterr().err
+        assert (
+            f"For a client:\n  claude mcp add --transport http notebook {operated.server.mcp}"
+            in said
+        )
         prometheus = add("prometheus", "--scope", "kernel:metrics")
         assert operated.get("/metrics", prometheus).status_code == 200
         assert operated.get("/mcp", prometheus).status_code == 403
@@ -187,4 +194,6 @@ async def test_a_token_for_metrics_runs_nothing_and_others_read_none(
         operated.end()
         told = [line for line in operated.trail if line["event"] in ("refused", "tokens")]
     assert operated.server.log.count(ada) == 0
-    assert [line.get("who", "2 rows" in str(line)) for line in told] == [True, "prometheus", "ada"]
+    seen = [line["who"] for line in told if line["event"] == "refused"]
+    assert seen == ["prometheus", "ada"]
+    assert "3 rows" in str(told)

@@ -489,6 +489,7 @@ async def test_foreign_and_unknown_sessions_are_one(tmp_path: Path) -> None:
             foreign = await client.ask("GET", f"/sessions/{handle}/{rest}", who="bob")
             unknown = await client.ask("GET", f"/sessions/s-unknown12345/{rest}")
             assert foreign.status == unknown.status == 404
+            assert "no session of yours at this address: /sessions/NAME" in str(unknown.body)
             text = foreign.json["error"].replace(handle, "s-unknown12345")
             assert text == unknown.json["error"]
         length = {"content-length": "1"}
