@@ -422,8 +422,11 @@ class Settings:
     )
     fleet_store: str = flag(
         "fleet-store", word, _FLEET, "DIR|URL", "none",
-        "where the nodes of a fleet save their sessions for each other: a folder that all of them "
-        "have mounted, or an object store that fsspec knows", value="",
+        "where nodes save sessions for each other: a shared folder, or an object store", value="",
+    )
+    fleet_key: Path | None = flag(
+        "fleet-key", path, _FLEET, "FILE", "the token of the cluster",
+        "keys of the store, one a line: the first signs, any of them verifies", value=None,
     )
     driver: Path | None = None
     file: Path | None = None

@@ -101,7 +101,7 @@ class Collector:
                 await anyio.to_thread.run_sync(self._table.write, left)
             return False
         if self._now() - row.since < self._most_s:
-            return False
+            return await self._sign_again(place, version)
         await anyio.to_thread.run_sync(self._table.forget, known)
         await anyio.to_thread.run_sync(self._clear, data_of(row.handle))
         logger.info("session %s was kept for long enough", row.handle)
@@ -109,7 +109,16 @@ class Collector:
 
     async def _name(self, place: str, before: Seen) -> bool:
         version = await self._latest(place)
-        return version.value is None and await self._ended(place, version, before)
+        if version.value is None:
+            return await self._ended(place, version, before)
+        return await self._sign_again(place, version)
+
+    async def _sign_again(self, place: str, version: StoredVersion) -> bool:
+        """Sign a value with the first key of the fleet, if it is another. Return False."""
+        if version.old:
+            signed = self._table.signed
+            await anyio.to_thread.run_sync(signed.advance, place, version, version.value)
+        return False
 
     async def _data(self, place: str, before: Seen) -> bool:
         """Remove the saved data of a session whose row is gone. Return True if it was removed."""

@@ -40,7 +40,7 @@ from kernel_mcp.fleet.members import Member
 from kernel_mcp.fleet.node import START_S, Node, actor_name, start_options
 from kernel_mcp.fleet.registry import registry_of
 from kernel_mcp.fleet.remote_nodes import NodeLost
-from kernel_mcp.fleet.signed import key_of
+from kernel_mcp.fleet.signed import key_of, keys_of
 from kernel_mcp.fleet.storage import storage_of
 from kernel_mcp.http.callers import HttpCallers
 from kernel_mcp.launch.rundir import default_base
@@ -91,7 +91,7 @@ def run_node(argv: Sequence[str]) -> int:
     settings = settings_from(flags)
     _check_node(settings)
     log_to_stderr(settings.log_level, settings.log_format)
-    secret_of(settings.fleet)
+    keys_of(settings.fleet_key, secret_of(settings.fleet))
     storage_of(settings.fleet_store)
     import_ray()
     check_head(settings.fleet)

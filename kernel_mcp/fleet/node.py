@@ -32,7 +32,7 @@ from kernel_mcp.fleet.session_registry import FleetSessionRegistry
 from kernel_mcp.fleet.session_table import SessionTable
 from kernel_mcp.fleet.sessions import NodeSessions
 from kernel_mcp.fleet.shared_store import SharedStore
-from kernel_mcp.fleet.signed import Signed, key_of
+from kernel_mcp.fleet.signed import Signed, keys_of
 from kernel_mcp.fleet.storage import storage_of
 from kernel_mcp.fleet.usage import FleetUsage, rows_of
 from kernel_mcp.fleet.watchdog import boottime
@@ -247,7 +247,8 @@ class Node:
         ray = import_ray()
         registry = self._registry = registry_of(ray, make=True)
         member = self._member
-        signed = Signed(storage_of(settings.fleet_store), key_of(secret_of(settings.fleet)))
+        keys = keys_of(settings.fleet_key, secret_of(settings.fleet))
+        signed = Signed(storage_of(settings.fleet_store), *keys)
         table = SessionTable(signed, member.name, member.life)
         kept: list[FleetPersistence] = []
         loop = asyncio.get_running_loop()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from functools import partial
 
 import anyio
@@ -13,10 +15,16 @@ from kernel_mcp.fleet.handles import new_handle
 from kernel_mcp.fleet.persistence import FleetPersistence, key_of
 from kernel_mcp.fleet.session_table import DEFAULT, NAMED, SessionRow, VersionedRow
 from kernel_mcp.fleet.shared_store import SharedStore
-from kernel_mcp.fleet.signed import Overtaken
+from kernel_mcp.fleet.signed import NotOurs, Overtaken
 from kernel_mcp.sessions.persistence import SessionRequest
 from kernel_mcp.sessions.storage import SCRIPT
 
+logger = logging.getLogger(__name__)
+
+_FOREIGN = (
+    "An earlier session of this name was saved with a key that the fleet does not have any more. "
+    "It cannot be used, and this one is new: run again what is still wanted"
+)
 ATTEMPTS = 20
 """Attempts to open a session under a name that other nodes open at the same time."""
 
@@ -59,10 +67,15 @@ class FleetSessionRegistry:
             return self.new_handle()
         store = self._persistence().store
         kind, name = (DEFAULT, default) if default else (NAMED, request.name)
+        unheard: tuple[str, ...] = ()
         for _ in range(ATTEMPTS):
             if name:
                 find = partial(store.table.find_by_name, principal, kind, name)
-                known = await anyio.to_thread.run_sync(find)
+                try:
+                    known = await anyio.to_thread.run_sync(find)
+                except NotOurs as error:
+                    logger.error("a new session takes the name of another one: %s", error)
+                    known, unheard = None, (_FOREIGN,)
                 if known is not None and not request.fresh:
                     if await self._is_open(known):
                         raise self._elsewhere(known.row)
@@ -74,6 +87,10 @@ class FleetSessionRegistry:
                 await anyio.to_thread.run_sync(store.open_row, row)
             except Overtaken:
                 continue
+            if unheard:
+                self._persistence().taken_over[row.handle] = replace(
+                    row, ended=True, unheard=unheard
+                )
             return row.handle
         raise KernelMcpError(
             f"Sessions named {name!r} are being opened on many nodes at once. Call again."

@@ -98,9 +98,12 @@ class SessionTable:
         self.node = node
         self.life = life
 
-    def find(self, handle: str) -> VersionedRow | None:
-        """Return the row of a session, or None if there is none or it has ended."""
-        version = self.signed.latest(_session(handle))
+    def find(self, handle: str, *, foreign: bool = False) -> VersionedRow | None:
+        """Return the row of a session, or None if there is none or it has ended.
+
+        With `foreign`, also if it was not written with a key of the fleet.
+        """
+        version = self.signed.latest(_session(handle), foreign=foreign)
         return (
             None if version.value is None else VersionedRow(version, SessionRow.of(version.value))
         )
@@ -116,14 +119,17 @@ class SessionTable:
     def open(self, row: SessionRow) -> VersionedRow:
         """Add the row of a new session on this node, and its name.
 
+        Names that were not written with a key of the fleet are free.
         Raises Overtaken if another session has taken the name meanwhile.
         """
         row = replace(row, node=self.node, life=self.life)
         known = VersionedRow(self.signed.advance(_session(row.handle), NOTHING, row.value()), row)
         for kind, name in _names(row):
             place = _name(row.principal, kind, name)
-            before = self.signed.latest(place)
-            there = None if before.value is None else self.find(str(before.value["handle"]))
+            before = self.signed.latest(place, foreign=True)
+            there = None
+            if before.value is not None:
+                there = self.find(str(before.value["handle"]), foreign=True)
             try:
                 if there is not None:
                     raise Overtaken(f"session {there.row.handle} has that name")

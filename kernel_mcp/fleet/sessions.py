@@ -21,7 +21,7 @@ from kernel_mcp.fleet.persistence import FleetPersistence, key_of
 from kernel_mcp.fleet.placement import environment_of
 from kernel_mcp.fleet.session_registry import FleetSessionRegistry, OpenElsewhere
 from kernel_mcp.fleet.session_table import DEFAULT, NAMED, VersionedRow
-from kernel_mcp.fleet.signed import Overtaken
+from kernel_mcp.fleet.signed import NotOurs, Overtaken
 from kernel_mcp.sessions.directory import HANDLE, Caller
 from kernel_mcp.sessions.manager import SessionManager
 from kernel_mcp.sessions.notifications import Notice, PendingReceipt, ResponseContext
@@ -224,7 +224,12 @@ class NodeSessions:
                 session = self._manager.directory.find(caller, name)
             if session is not None and session.handle not in self.leaving:
                 return None
-            known = await anyio.to_thread.run_sync(self._known, caller, name)
+            try:
+                known = await anyio.to_thread.run_sync(self._known, caller, name)
+            except NotOurs:  # a default session has no other name that one could take instead
+                if name and not self._is_default(name):
+                    raise
+                known = None
             if known is None or known.row.principal != caller.principal:
                 return await self._create_default(caller, name)
             row = known.row

@@ -13,7 +13,9 @@ import anyio.lowlevel
 import pytest
 
 from kernel_mcp.errors import KernelMcpError
-from kernel_mcp.fleet.signed import Overtaken
+from kernel_mcp.fleet.session_table import NAMED, SessionRow, SessionTable
+from kernel_mcp.fleet.signed import NotOurs, Overtaken, Signed
+from kernel_mcp.fleet.storage import FolderStorage
 from kernel_mcp.tools.calls import SessionCalls
 from tests.integration.calls_contract import Person
 from tests.integration.fleet_nodes import FakeNode, Nodes
@@ -114,7 +116,24 @@ async def test_what_somebody_else_has_written_to_the_store_is_not_used(nodes: No
             if path.is_file():
                 path.write_bytes(path.read_bytes().replace(b'"one"', b'"two"'))
         answer = await two.call(ada, "execute", code="x", session=handle)
-        assert "not written with the key of this fleet" in answer.text
+        assert "not written with a key of this fleet" in answer.text
+
+
+async def test_a_new_session_takes_the_name_of_one_whose_key_is_lost(nodes: Nodes) -> None:
+    ada = person()
+    store = FolderStorage(nodes.folder / "store")
+    lost = SessionTable(Signed(store, b"a key that the fleet has no more"), "old", "1")
+    lost.open(SessionRow("s-000000000000.old", ada.name, name="notes"))
+    lost.open(SessionRow("s-000000000001.old", ada.name, default=ada.caller.default))
+    async with nodes.node("one") as one:
+        with pytest.raises(NotOurs):
+            one.store.table.find_by_name(ada.name, NAMED, "notes")
+        await opened(one, ada, name="notes")
+        for session in ("notes", ""):
+            text = await one.run(ada, "40 + 2", session=session)
+            assert text.startswith("42")
+            assert "a key that the fleet does not have any more" in text
+        assert one.store.table.find_by_name(ada.name, NAMED, "notes") is not None
 
 
 async def test_a_name_and_a_default_session_are_one_on_all_nodes(nodes: Nodes) -> None:

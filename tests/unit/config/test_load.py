@@ -153,6 +153,7 @@ OPERATORS_ALONE = {
     "fleet": '"10.0.0.5:6379"',
     "fleet-place": '"10.0.0.7"',
     "fleet-store": '"/shared"',
+    "fleet-key": '"/shared/key"',
     "log-format": '"json"',
     "mount": '["/srv"]',
     "env": '["SECRET=x"]',

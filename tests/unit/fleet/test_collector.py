@@ -18,7 +18,7 @@ from kernel_mcp.fleet.session_table import (
     VersionedRow,
     data_of,
 )
-from kernel_mcp.fleet.signed import Signed
+from kernel_mcp.fleet.signed import NotOurs, Signed
 from kernel_mcp.fleet.storage import FolderStorage, ObjectStorage, Storage
 from tests.unit.fake_kernels import FakeClock
 
@@ -181,7 +181,27 @@ async def test_what_somebody_else_has_written_stays_and_stops_nothing(
     store.there.forget(store.opened(store.there, "s-ended"))
     await store.pass_by(SETTLED_S + 1)
     assert store.files() == 1
-    assert "was not written with the key" in caplog.text
+    assert "was not written with a key" in caplog.text
+
+
+async def test_what_has_an_old_key_is_signed_with_the_new_one_unless_a_node_has_it(
+    store: Store,
+) -> None:
+    held, released = (store.opened(store.there, f"s-{name}") for name in ("held", "released"))
+    store.there.write(
+        VersionedRow(released.version, released.row.left(store.clock.now, ended=True))
+    )
+    rotated = SessionTable(Signed(store.place, b"new", KEY), "there", "1")
+    collector = Collector(rotated, store._is_over, most_s=KEPT_S, now=store.clock)
+    assert await collector.collect() == 0
+    new = SessionTable(Signed(store.place, b"new"), "there", "1")
+    found = new.find_by_name("ada", NAMED, "name of s-released")
+    assert found is not None
+    assert found.row.saved == {"moment": 0.0}
+    with pytest.raises(NotOurs):
+        new.find("s-held")
+    rotated.write(held)  # its node signs with the new key when it saves
+    assert new.find_by_name("ada", NAMED, "name of s-held") is not None
 
 
 async def test_only_the_first_node_looks(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from kernel_mcp.fleet.signed import NOTHING, NotOurs, Overtaken, Signed, key_of
+from kernel_mcp.errors import ConfigError
+from kernel_mcp.fleet.signed import (
+    NOTHING,
+    NotOurs,
+    Overtaken,
+    Signed,
+    StoredVersion,
+    key_of,
+    keys_of,
+)
 from kernel_mcp.fleet.storage import FolderStorage
 
 KEY = key_of("t" * 40)
@@ -87,6 +96,36 @@ def test_a_value_that_was_changed_moved_or_made_with_another_key_is_not_ours(
     strange.advance("z", NOTHING, {"a": 1})
     with pytest.raises(NotOurs):
         signed.latest("z")
+
+
+def test_any_key_of_the_list_is_read_and_the_first_one_signs(signed: Signed) -> None:
+    old = signed.advance("x", NOTHING, {"a": 1})
+    rotated = Signed(signed.place, key_of("n" * 40), KEY)
+    found = rotated.latest("x")
+    assert (found.value, found.old) == (old.value, True)
+    rotated.advance("x", found, found.value)
+    assert rotated.latest("x") == Signed(signed.place, key_of("n" * 40)).latest("x")
+    with pytest.raises(NotOurs, match="removed too early"):
+        signed.latest("x")
+    assert signed.latest("x", foreign=True) == StoredVersion(2)
+
+
+def test_keys_are_the_lines_of_a_private_file_or_come_from_the_token(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    assert keys_of(None, "t" * 40) == [KEY]
+    for text, mode, why in (
+        ("n" * 40, 0o604, "others may read"),
+        ("short", 0o600, "32 random characters"),
+        ("\n", 0o600, "32 random characters"),
+    ):
+        file.write_text(text)
+        file.chmod(mode)
+        with pytest.raises(ConfigError, match=why):
+            keys_of(file, "unused")
+    with pytest.raises(ConfigError, match="No such file"):
+        keys_of(tmp_path / "gone", "unused")
+    file.write_text(f"{'n' * 40}\n\n  {'t' * 40}\n")
+    assert keys_of(file, "unused") == [key_of("n" * 40), KEY]
 
 
 def test_of_two_who_begin_again_what_was_removed_one_alone_does(signed: Signed) -> None:

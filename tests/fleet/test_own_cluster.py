@@ -1,8 +1,9 @@
-"""A head that is lost alone: its fronts stay, say so, and go on with the next one."""
+"""A cluster of its own: its head is lost and its fronts go on; the keys of its store change."""
 
 from __future__ import annotations
 
 import shutil
+import signal
 import tempfile
 import time
 import urllib.error
@@ -34,7 +35,6 @@ def pair(machines: Machines) -> Iterator[Machines]:
     try:
         for number in (FIRST, SECOND):
             made.start_ray(number)
-        made.start_node(SECOND)
         yield made
     finally:
         made.end()
@@ -61,6 +61,7 @@ async def until(url: str, wanted: int) -> str:
 
 @pytest.mark.parametrize("place", [FIRST, SECOND], ids=["on the head", "elsewhere"])
 async def test_a_front_outlives_its_head(place: int, pair: Machines, tmp_path: Path) -> None:
+    await anyio.to_thread.run_sync(pair.start_node, SECOND)
     ada = add(tmp_path / "tokens", "ada")
     flags = ["--fleet", pair.address, "--fleet-place", f"127.0.0.{place}"]
     flags += ["--tokens", str(tmp_path / "tokens")]
@@ -103,3 +104,38 @@ async def test_a_front_outlives_its_head(place: int, pair: Machines, tmp_path: P
             again = await agent.call("execute", code="x", session=handle)
             assert "41" in again.text.splitlines()[0], again.text
             assert "The node that had this session was lost" in again.text
+
+
+async def test_the_keys_of_the_store_change_while_a_session_goes_on(
+    pair: Machines, tmp_path: Path
+) -> None:
+    ada = add(tmp_path / "tokens", "ada")
+    keys = tmp_path / "keys"
+    old, new = ("o" * 40, "n" * 40)
+
+    def restart(number: int, *lines: str) -> None:
+        """Start a node with these keys, in place of the one that has given its sessions away."""
+        keys.write_text("\n".join(lines))
+        keys.chmod(0o600)
+        if (node := pair.nodes.get(f"n{number}")) is not None:
+            node.command.send_signal(signal.SIGTERM)
+            assert node.command.wait() == 0
+            node.end()
+        pair.start_node(number, "--fleet-key", str(keys))
+
+    for number in (FIRST, SECOND):
+        await anyio.to_thread.run_sync(restart, number, old)
+    flags = ["--fleet", pair.address, "--fleet-place", f"127.0.0.{FIRST}"]
+    flags += ["--tokens", str(tmp_path / "tokens")]
+    with http_server(*flags, token="-", environ=pair.environ) as server:
+        async with http_agent(server, "auto", ada) as agent:
+            await agent.run("count = 0")
+            handle = str((await agent.call("info")).data["session"])
+            for number, lines in enumerate(((old, new), (new, old), (new,)), 1):
+                for each in (FIRST, SECOND):
+                    await anyio.to_thread.run_sync(restart, each, *lines)
+                    again = await agent.call("execute", code="count += 1", session=handle)
+                    assert again.status == "ok", again.text
+                    assert "lost" not in again.text
+                counted = await agent.run("count", session=handle)
+                assert str(2 * number) in counted.text.splitlines()[0]
