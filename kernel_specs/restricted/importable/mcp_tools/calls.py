@@ -40,6 +40,13 @@ _NOT_HERE = (
 )
 _ASK_FIRST = "import tools in the session itself before it starts processes that do"
 
+
+class _UnreadError(Exception):
+    """The gateway has ended before it has read the request, as Linux reports."""
+
+
+ATTEMPTS = 2
+"""How often a request is sent that was not read."""
 Reading = Generator[memoryview, int, Answer]
 Progress = Callable[[Any], object]
 
@@ -71,39 +78,43 @@ class Gateway:
     def call(self, request: dict[str, Any], progress: Progress) -> Answer:
         """Send a request; return header and blobs of the answer. Raises ToolError, TypeError."""
         frame = _frame(request)
-        with self._listening() as listening:
-            connection = self._accept(listening)
-        with self._own(connection):
-            with _present():
-                connection.sendall(frame)
-            reading = _reading(progress)
-            space = next(reading)
-            while True:
+        for _ in range(ATTEMPTS):
+            with self._listening() as listening:
+                connection = self._accept(listening)
+            with contextlib.suppress(_UnreadError), self._own(connection):
                 with _present():
-                    size = connection.recv_into(space)
-                try:
-                    space = reading.send(size)
-                except StopIteration as end:
-                    return cast(Answer, end.value)
+                    connection.sendall(frame)
+                reading = _reading(progress)
+                space = next(reading)
+                while True:
+                    with _present():
+                        size = connection.recv_into(space)
+                    try:
+                        space = reading.send(size)
+                    except StopIteration as end:
+                        return cast(Answer, end.value)
+        raise ToolUnavailable(_GONE)
 
     async def call_async(self, request: dict[str, Any], progress: Progress) -> Answer:
         """See `call`; the event loop goes on meanwhile. Cancelling cancels the request."""
         frame, loop = _frame(request), asyncio.get_running_loop()
-        with self._listening() as listening:
-            connection = await self._accept_async(loop, listening)
-        with self._own(connection):
-            connection.setblocking(False)
-            with _present():
-                await loop.sock_sendall(connection, frame)
-            reading = _reading(progress)
-            space = next(reading)
-            while True:
+        for _ in range(ATTEMPTS):
+            with self._listening() as listening:
+                connection = await self._accept_async(loop, listening)
+            with contextlib.suppress(_UnreadError), self._own(connection):
+                connection.setblocking(False)
                 with _present():
-                    size = await loop.sock_recv_into(connection, space)
-                try:
-                    space = reading.send(size)
-                except StopIteration as end:
-                    return cast(Answer, end.value)
+                    await loop.sock_sendall(connection, frame)
+                reading = _reading(progress)
+                space = next(reading)
+                while True:
+                    with _present():
+                        size = await loop.sock_recv_into(connection, space)
+                    try:
+                        space = reading.send(size)
+                    except StopIteration as end:
+                        return cast(Answer, end.value)
+        raise ToolUnavailable(_GONE)
 
     def _listening(self) -> socket.socket:
         """Return the socket that accepts calls, by a descriptor of its own: a loop waits for each.
@@ -163,7 +174,7 @@ class Gateway:
         try:
             connection.settimeout(None)  # code of cells may have set another default
             yield
-        except ToolUnavailable:
+        except (ToolUnavailable, _UnreadError):
             self._lost = True
             raise
         finally:
@@ -181,9 +192,11 @@ class Gateway:
 
 @contextlib.contextmanager
 def _present() -> Generator[None, None, None]:
-    """Raise ToolUnavailable if the connection has ended."""
+    """Raise ToolUnavailable or _UnreadError if the connection has ended."""
     try:
         yield
+    except (BrokenPipeError, ConnectionResetError):
+        raise _UnreadError from None
     except OSError:
         raise ToolUnavailable(_GONE) from None
 

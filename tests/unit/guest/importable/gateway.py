@@ -76,7 +76,8 @@ class Gateway:
         self._busy = 0
         self._met = threading.Barrier(MOST_CONNECTIONS)
         self._ended = False
-        self._open: set[socket.socket] = set()
+        self._open: dict[socket.socket, bool] = {}
+        """Connections, and whether each carries a request."""
         self._dial()
 
     def _dial(self) -> None:
@@ -88,9 +89,13 @@ class Gateway:
                 connection.connect(str(self.path))
             except OSError:
                 return
-            self._open.add(connection)
+            with self._lock:
+                if self._ended:
+                    return
+                self._open[connection] = False
             try:
                 size = connection.recv(4, socket.MSG_WAITALL)
+                self._open[connection] = True
                 if not self._ended:
                     self._dial()
                 if len(size) == 4:
@@ -98,7 +103,7 @@ class Gateway:
                     self._answer(connection, json.loads(body))
             except OSError:
                 self.events.put(("broken", None))
-            self._open.discard(connection)
+            del self._open[connection]
 
     def _answer(self, connection: socket.socket, request: dict[str, Any]) -> None:
         with self._lock:
@@ -122,8 +127,9 @@ class Gateway:
 
     def close(self) -> None:
         """End all connections, as a gateway that is killed."""
-        self._ended = True
-        for connection in list(self._open):
+        with self._lock:
+            self._ended = True
+        for connection in sorted(self._open, key=self._open.__getitem__):
             connection.shutdown(socket.SHUT_RDWR)
 
 

@@ -135,7 +135,7 @@ def test_an_interrupt_ends_a_call_and_the_next_one_works(
     )
     assert [gateway.events.get()[0] for _ in range(2)] == ["list", "call"]
     process.send_signal(signal.SIGINT)
-    assert gateway.events.get() == ("cancelled", {"n": 1})
+    assert ("cancelled", {"n": 1}) in [gateway.events.get() for _ in range(2)]
     assert process.communicate()[0] == "{'a': 1}\n"
 
 
