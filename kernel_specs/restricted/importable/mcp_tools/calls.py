@@ -224,7 +224,10 @@ def _kernel() -> Any:
 
 def _frame(request: dict[str, Any]) -> bytes:
     """Return a request in the form in which it is sent. Raises TypeError, ValueError."""
-    text = json.dumps(request, allow_nan=False, default=_plain, separators=(",", ":")).encode()
+    try:
+        text = json.dumps(request, allow_nan=False, default=_plain, separators=(",", ":")).encode()
+    except RecursionError:
+        raise ValueError("the arguments of a tool are nested too deeply for JSON") from None
     if len(text) > HEADER_BYTES:
         raise ValueError(f"the arguments of a tool may have {HEADER_BYTES:,} bytes as JSON at most")
     return len(text).to_bytes(SIZE_BYTES, "big") + text

@@ -169,7 +169,8 @@ def _value_of(item: Mapping[str, Any], blobs: Sequence[bytearray], server: str) 
     about = item.get("resource", item)
     if "blob" in about:
         return _data(Blob, about, "blob", blobs)
-    text = Text(about.get("text", ""))
+    words = about.get("text", "")
+    text = Text(blobs[words["blob"]], "utf-8") if isinstance(words, dict) else Text(words)
     text.uri = str(about.get("uri", ""))
     return text
 

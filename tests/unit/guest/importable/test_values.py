@@ -38,6 +38,7 @@ def answered(out: Out, gateway: Gateway) -> Callable[..., str]:
         ({"structured": None, "content": []}, "None"),
         ({"content": [TEXT]}, "'{\"a\": 1}'"),
         ({"content": [TEXT, RESOURCE]}, "['{\"a\": 1}', 'two']"),
+        ({"content": [{"type": "text", "text": {"blob": 1}}]}, "'long'"),
         ({"content": [LINK]}, "<link to crm://1>"),
         ({"content": [IMAGE]}, "<image/png, 70 bytes>"),
         ({"content": [AUDIO, BLOB]}, "[<audio/wav, 70 bytes>, <x/y, 70 bytes>]"),
@@ -48,7 +49,7 @@ def answered(out: Out, gateway: Gateway) -> Callable[..., str]:
     ],
 )
 def test_the_value_of_a_call(result: Any, shown: str, answered: Callable[..., str]) -> None:
-    assert answered({"result": result}, "print(repr(value))", PIXEL) == f"{shown}\n"
+    assert answered({"result": result}, "print(repr(value))", PIXEL, b"long") == f"{shown}\n"
 
 
 def test_a_large_value_lies_in_a_blob(answered: Callable[..., str]) -> None:
