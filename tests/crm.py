@@ -93,6 +93,12 @@ def die() -> str:
 
 
 @crm.tool()
+def process() -> int:
+    """Return the id of this process."""
+    return os.getpid()
+
+
+@crm.tool()
 def environment() -> dict[str, str]:
     """Return the environment variables."""
     return dict(os.environ)

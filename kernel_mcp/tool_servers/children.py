@@ -12,18 +12,15 @@ import binascii
 import contextlib
 import json
 import logging
-import os
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
-from pathlib import Path
+from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
 import mcp_types as types
 from mcp.client import Client
 from mcp.client.session import ClientSession
-from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared._httpx_utils import create_mcp_http_client
 from mcp.shared.dispatcher import ProgressFnT
@@ -32,9 +29,9 @@ from pydantic import ValidationError
 
 from kernel_mcp.barriers import reason_of
 from kernel_mcp.config.tool_servers import ToolServer
-from kernel_mcp.linux.process import tie_to_server
 from kernel_mcp.tool_servers.frames import BLOB_BYTES, Frame
 from kernel_mcp.tool_servers.policy import Rate
+from kernel_mcp.tool_servers.programs import StderrEnd, program
 from kernel_mcp.units import KIB, MIB
 
 START_S = 60.0
@@ -44,12 +41,8 @@ LIST_S = 60.0
 MOST_TOOLS = 1000
 DESCRIPTION_CHARS = 4000
 SCHEMA_BYTES = 64 * KIB
-STDERR_BYTES = 2 * KIB
-"""Bytes at the end of a program's stderr that an error shows."""
 STRUCTURED_BYTES = MIB
 """Structured results from this size on are sent as a blob."""
-_UNLIMITED = 'ulimit -S -v unlimited; ulimit -S -c 0; exec "$@"'
-"""The gateway's limit of memory is not that of its programs."""
 _CLOSED = (types.CONNECTION_CLOSED,)
 
 logger = logging.getLogger(__name__)
@@ -72,7 +65,7 @@ class Child:
         self._task: asyncio.Task[None] | None = None
         self._ready: asyncio.Future[ClientSession] | None = None
         self._stop = asyncio.Event()
-        self._stderr = b""
+        self._stderr = StderrEnd()
         self._tools: list[dict[str, Any]] = []
         self._listed = -LIST_S
 
@@ -126,7 +119,7 @@ class Child:
         """Return a session with the server, which is started unless it runs. Raises CallError."""
         if self._ready is None:
             self._ready = asyncio.get_running_loop().create_future()
-            self._stop, self._listed, self._stderr = asyncio.Event(), -LIST_S, b""
+            self._stop, self._listed, self._stderr = asyncio.Event(), -LIST_S, StderrEnd()
             self._task = asyncio.create_task(self._run(self._ready, self._stop))
         ready = self._ready
         await asyncio.wait([ready], timeout=START_S)
@@ -154,31 +147,7 @@ class Child:
                 self._ready = None
 
     def _transport(self) -> Any:
-        return self._program() if self.server.command else self._address()
-
-    @asynccontextmanager
-    async def _program(self) -> AsyncIterator[Any]:
-        """Start the program, and keep the end of its stderr."""
-        server, loop = self.server, asyncio.get_running_loop()
-        args = ["-c", _UNLIMITED, "sh", *tie_to_server(), server.command, *server.args]
-        cwd = Path(server.cwd) if server.cwd else None
-        params = StdioServerParameters(command="/bin/sh", args=args, env=dict(server.env), cwd=cwd)
-        async with AsyncExitStack() as stack:
-            read, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-            stack.callback(os.close, read)
-            loop.add_reader(read, self._read_stderr, read)
-            stack.callback(loop.remove_reader, read)
-            with open(write, "w", encoding="utf-8") as errlog:
-                os.set_blocking(write, True)
-                streams = await stack.enter_async_context(stdio_client(params, errlog))
-            yield streams
-
-    def _read_stderr(self, fd: int) -> None:
-        with contextlib.suppress(BlockingIOError):
-            if data := os.read(fd, 64 * KIB):
-                self._stderr = (self._stderr + data)[-STDERR_BYTES:]
-                return
-            asyncio.get_running_loop().remove_reader(fd)
+        return program(self.server, self._stderr) if self.server.command else self._address()
 
     @asynccontextmanager
     async def _address(self) -> AsyncIterator[Any]:
@@ -216,8 +185,7 @@ class Child:
         self._stop.set()
 
     def _words(self, why: str) -> str:
-        said = self._stderr.decode("utf-8", "replace").strip()
-        wrote = f". It wrote: {said}" if said else ""
+        wrote = f". It wrote: {self._stderr.text}" if self._stderr.text else ""
         return f"the tool server {self.server.name} is not available: {why}{wrote}"
 
 

@@ -231,6 +231,7 @@ SEAMS = frozenset(
         ".write_text",
         "anyio.open_file",
         "anyio.open_process",
+        "asyncio.create_subprocess_exec",
         "anyio.open_signal_receiver",
         "anyio.to_thread.run_sync",
         "anyio.wait_readable",

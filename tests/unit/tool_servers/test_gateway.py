@@ -6,16 +6,19 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import sys
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+import uvicorn
 
 from kernel_mcp.config.tool_servers import ToolServer
 from kernel_mcp.launch.tool_gateway import ToolGateway
+from kernel_mcp.linux.proc import WatchedProcess
 from kernel_mcp.tool_servers.frames import Frame, read_frame
 from kernel_mcp.tool_servers.kernels import CONNECTIONS, IN_FLIGHT_BYTES, KernelLink, Send
 from tests import crm
@@ -363,7 +366,8 @@ async def test_what_is_no_frame_ends_its_connection_alone(tmp_path: Path, sent: 
         connection.writer.write(sent)
         if len(sent) < 4:
             connection.writer.write_eof()
-        assert await asyncio.wait_for(connection.reader.read(), SECONDS) == b""
+        with suppress(ConnectionResetError):  # what was not read
+            assert await asyncio.wait_for(connection.reader.read(), SECONDS) == b""
         assert (await one.call("list_orders", customer=1))["structured"]
 
 
@@ -417,3 +421,64 @@ async def test_the_program_has_no_variables_of_the_server_but_a_few(
         found = (await one.call("environment"))["structured"]
         assert found["KEY_OF_CRM"] == "2"
         assert "KEY_OF_THE_SERVER" not in found
+
+
+@asynccontextmanager
+async def http_server() -> AsyncIterator[tuple[str, list[str]]]:
+    """The customers on streamable HTTP: its address, and the keys of its requests."""
+    keys: list[str] = []
+    app = crm.crm.streamable_http_app()
+
+    async def noting(scope: Any, receive: Any, send: Any) -> None:
+        headers = dict(scope.get("headers", ()))
+        keys.append(headers.get(b"x-key", b"").decode())
+        await app(scope, receive, send)
+
+    listening = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(noting, log_level="error"))
+    serving = asyncio.ensure_future(server.serve([listening]))
+    yield f"http://127.0.0.1:{listening.getsockname()[1]}/mcp", keys
+    server.should_exit = True
+    await serving
+
+
+async def test_a_server_on_http_is_sent_its_headers_and_long_results_are_taken(
+    tmp_path: Path,
+) -> None:
+    async with http_server() as (url, keys):
+        address = ToolServer("crm", url=url, headers={"X-Key": "secret"})
+        async with (
+            gateway(tmp_path, "*", server=address) as made,
+            kernel(made, tmp_path) as one,
+        ):
+            orders = await one.call("list_orders", customer=7, most=1)
+            assert orders["structured"]["result"][0]["amount"] == 70
+            call = {"op": "call", "server": "crm", "tool": "long_text"}
+            long = await one.ask(**call, arguments={"characters": 3_000_000})
+            assert len(json.loads(long.blobs[0])["result"]) == 3_000_000
+            assert {each for each in keys if each} == {"secret"}
+        nobody = ToolServer("crm", url="http://127.0.0.1:1/mcp")
+        (tmp_path / "other").mkdir()
+        async with (
+            gateway(tmp_path / "other", server=nobody) as made,
+            kernel(made, tmp_path) as one,
+        ):
+            assert (await one.call("list_orders"))["kind"] == "unavailable"
+
+
+async def test_a_program_ends_with_a_gateway_that_is_killed(tmp_path: Path) -> None:
+    async with gateway(tmp_path, "*") as made, kernel(made, tmp_path) as one:
+        pid = (await one.call("process"))["structured"]["result"]
+        watched = WatchedProcess(pid, asyncio.get_running_loop(), lambda: None)
+        assert made._process._watched is not None
+        os.kill(made._process._watched.pid, signal.SIGKILL)
+        await asyncio.wait_for(watched.gone.wait(), SECONDS)
+        watched.close()
+
+
+async def test_a_line_without_an_end_ends_its_program_alone(tmp_path: Path) -> None:
+    endless = "import sys\nwhile True: sys.stdout.write('x' * 1_000_000)"
+    wrong = ToolServer("crm", sys.executable, ("-c", endless))
+    async with gateway(tmp_path, server=wrong) as made, kernel(made, tmp_path) as one:
+        assert (await one.call("list_customers"))["kind"] == "unavailable"
+        assert made._process.running
