@@ -61,6 +61,8 @@ other commands:
   kernel-mcp sessions forget NAME
                             remove what is kept of one
   kernel-mcp sessions join  where people's programs connect to a running session
+  kernel-mcp verify NOTEBOOK
+                            run a notebook, or that of a receipt, again and compare
   kernel-mcp lab            JupyterLab in which running sessions are live notebooks
   kernel-mcp image build    make the image that the kernels of --sandbox container run in
   kernel-mcp token add NAME
@@ -150,6 +152,7 @@ _COMMANDS = {
     "env": ("commands", "run_env"),
     "sessions": ("commands.sessions", "run_sessions"),
     "lab": ("commands", "run_lab"),
+    "verify": ("commands.verify", "run_verify"),
     "image": ("commands", "run_image"),
     "token": ("commands.token", "run_token"),
     "node": ("fleet.commands", "run_node"),

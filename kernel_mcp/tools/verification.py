@@ -13,6 +13,7 @@ from pydantic import Field
 from kernel_mcp.barriers import explained, log_failure
 from kernel_mcp.errors import InputError, KernelMcpError
 from kernel_mcp.kernels.interpreter import PYTHON
+from kernel_mcp.launch.base import DOORS
 from kernel_mcp.sessions.directory import Caller
 from kernel_mcp.sessions.manager import SessionManager
 from kernel_mcp.sessions.session import Session
@@ -33,9 +34,9 @@ VERIFICATION_KEY = "kernel-mcp/verification"
 class Verification:
     """One verification in the background; `stop` ends it, `done` is set at its end."""
 
-    def __init__(self, path: str, cells: str) -> None:
+    def __init__(self, path: str, cells: str, doors: frozenset[str]) -> None:
         self.about = path, cells
-        self.doors: frozenset[str] = frozenset()
+        self.doors = doors
         self.stop = anyio.Event()
         self.done = anyio.Event()
         self.doing = "Waiting for a kernel"
@@ -138,12 +139,15 @@ def register(box: Toolbox, services: ToolContext) -> None:
         path: Annotated[str, Field(description="A notebook; empty: the session's cells")] = "",
         cells: Annotated[str, Field(description='"all" or "to ID"')] = "all",
         wait: WaitArg = settings.wait_s,
+        doors: Annotated[list[str], Field(description=f"To open: {', '.join(DOORS)}")] = [],  # noqa: B006 - becomes the default in the JSON schema, is never changed
     ) -> CallToolResult:
         """Run cells again in a fresh kernel without network, and compare what they give.
 
         Names the cause of a difference. After `wait` seconds, call it again to follow.
         """
         check_seconds("wait", wait, least=0)
+        if unknown := [each for each in doors if each not in DOORS]:
+            raise InputError(f"doors={unknown[0]!r} is no door: pass any of {', '.join(DOORS)}.")
         caller, found = await box.resolve(ctx, session)
         if found.request.interpreter is not PYTHON:
             raise InputError("verify repeats cells of Python alone, and this session has another.")
@@ -151,7 +155,7 @@ def register(box: Toolbox, services: ToolContext) -> None:
         if present is None:
             if found.state == "busy":
                 raise InputError("A cell or an install is under way: wait for its end first.")
-            present = running[found.handle] = Verification(path, cells)
+            present = running[found.handle] = Verification(path, cells, frozenset(doors))
             services.manager.spawn(partial(present.run, services.manager, caller, found))
         elif present.about != (path, cells):
             raise InputError(

@@ -107,9 +107,9 @@ PACKAGE_TOOLS = {"install", "list_packages"}
 FILE_TOOLS = {"list_files", "read_file", "write_file", "export_notebook"}
 BRANCH_TOOLS = {"undo", "branch", "adopt"}
 NOTEBOOK_TOOLS = {"open_notebook", "read_notebook", "edit_notebook", "run_cells", "show", "verify"}
-MOST_CHARS = 9_050
+MOST_CHARS = 9_160
 """Characters of what models read of the definitions of all tools, as JSON without blanks."""
-MOST_LISTED_CHARS = 13_120
+MOST_LISTED_CHARS = 13_280
 """The same with what is for clients and people: annotations and titles."""
 
 
