@@ -20,6 +20,7 @@ from kernel_mcp.verification.rows import differing_row, floats_equal, shown
 _IGNORED = ("application/vnd.jupyter.widget-view+json",)
 """Types whose values are numbers of models that each kernel draws by chance."""
 _MARKUP = ("text/html", "image/svg+xml")
+_PICTURE = "image/png"
 _STREAMS = ("stdout", "stderr")
 
 
@@ -70,8 +71,12 @@ def _differences(
         yield from _text(name, _stream(before, name), _stream(after, name), was, now)
     ones, others = _shown_values(before), _shown_values(after)
     for one, other in zip_longest(ones, others):
-        if one is None or other is None or set(one) != set(other):
-            yield Difference("outputs", 0, 0, _kinds(one), _kinds(other), 0)
+        if one is None or other is None:
+            yield Difference("outputs", 0, 0, _named(one), _named(other), 0)
+            continue
+        if one.keys() != other.keys():
+            was_kinds, now_kinds = (shown(", ".join(sorted(each))) for each in (one, other))
+            yield Difference("outputs", 0, 0, was_kinds, now_kinds, 0)
             continue
         for kind in sorted(one):
             yield from _value(kind, one[kind], other[kind], was, now)
@@ -93,12 +98,21 @@ def _shown_values(outputs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             found.append({"error": f"{each.get('ename')}: {each.get('evalue')}"})
         elif each.get("output_type") != "stream":
             data = each.get("data")
-            found.append(dict(data) if isinstance(data, Mapping) else {})
+            found.append(_originals(data) if isinstance(data, Mapping) else {})
     return found
 
 
-def _kinds(value: Mapping[str, Any] | None) -> str:
-    """Name an output: its plain text if it has one, else its types."""
+def _originals(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a bundle without the picture that the kernel draws of a drawing, chart or page.
+
+    It draws for a limited time, so on a busy machine the picture may be missing.
+    """
+    has_other = data.keys() - {_PICTURE, "text/plain"}
+    return {mime: value for mime, value in data.items() if mime != _PICTURE or not has_other}
+
+
+def _named(value: Mapping[str, Any] | None) -> str:
+    """Name an output: its plain text if it has one, else its types; empty for none."""
     if value is None:
         return ""
     text = value.get("text/plain", value.get("error"))

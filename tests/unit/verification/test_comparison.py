@@ -416,3 +416,20 @@ def test_another_date_of_the_same_day_is_found() -> None:
     after = Run(WAS.began + 50_405, WAS.began + 50_406)
     days = [stream("2026-01-01")], [stream("2026-01-02")]
     assert first_difference(*days, midnight, after) is None
+
+
+def test_a_picture_of_a_drawing_counts_by_the_drawing() -> None:
+    drawing = {"image/svg+xml": "<svg/>", "text/plain": "<Figure>"}
+    drawn = {**drawing, "image/png": png(5)["data"]["image/png"]}
+    one, other = ({"output_type": "display_data", "data": each} for each in (drawing, drawn))
+    assert first_difference([one], [other], WAS, NOW) is None
+    changed = {**drawn, "image/svg+xml": "<svg><g/></svg>"}
+    found = first_difference([one], [{**other, "data": changed}], WAS, NOW)
+    assert found is not None
+    assert found.kind == "image/svg+xml"
+
+
+def test_outputs_of_other_types_are_named_by_them() -> None:
+    one, other = result(text__plain="5"), result(text__plain="5", text__html="<b>5</b>")
+    found = first_difference([one], [other], WAS, NOW)
+    assert found == Difference("outputs", 0, 0, "text/plain", "text/html, text/plain", 0)
