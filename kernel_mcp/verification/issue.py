@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import platform
 import sys
 import time
@@ -13,6 +14,7 @@ from kernel_mcp.sessions.session import Session
 from kernel_mcp.sessions.verified import Verified
 from kernel_mcp.verification.files import digests_of, opened
 from kernel_mcp.verification.receipt import (
+    MARK,
     CellResult,
     Receipt,
     ReceiptCell,
@@ -25,6 +27,8 @@ from kernel_mcp.verification.report import CellResult as Compared
 from kernel_mcp.verification.report import Report, Verdict
 from kernel_mcp.verification.steps import Step
 
+_HEAD_BYTES = 4096
+"""Bytes of a file in which the mark of a receipt is looked for."""
 _RESULTS: dict[Verdict, Result] = {
     Verdict.REPRODUCED: "reproduced",
     Verdict.DIFFERS: "differs",
@@ -47,12 +51,24 @@ def issue(
     if not path:
         return ""
     place = receipt_path(path)
+    if _is_other(session.workspace, place):
+        return f" No receipt was written: {place!r} is a file of another kind."
     try:
         size = session.workspace.write_file(place, data)
     except WorkspaceError as error:
         return f" No receipt was written: {error}"
     session.events.wrote(place, size, data)
     return f" Receipt: {place!r}."
+
+
+def _is_other(workspace: Workspace, place: str) -> bool:
+    """Return True if there is a file that is no receipt. Blocking."""
+    try:
+        found = workspace.open_file(place)
+    except WorkspaceError:
+        return False  # none is there, or writing it is refused with the reason
+    with contextlib.closing(found):
+        return MARK not in found.read(0, _HEAD_BYTES)
 
 
 def receipt_of(

@@ -23,6 +23,9 @@ RECEIPT_BYTES = 1024 * 1024
 FOLDER_NAME = "receipt.json"
 """Name of the receipt in an exported folder."""
 
+MARK = b'"kernel-mcp-receipt"'
+"""Value of the first field of each receipt."""
+
 CellResult = Literal["same", "differs", "fragile", "failed", "not repeated", "skipped"]
 Result = Literal["reproduced", "differs", "fragile", "does not run", "incomplete"]
 _Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]

@@ -16,14 +16,22 @@ from kernel_mcp.sessions.checking import LONG_CODE_CHARS
 
 _SHOW = """\
 def _show(value):
+    text = repr(value)
+    if type(value) is set and value:
+        try:  # as IPython shows sets
+            text = "{" + ", ".join(map(repr, sorted(value))) + "}"
+        except TypeError:
+            pass
     if value is not None:
-        print(repr(value))
+        print(text)
 """
 _DISPLAY = """\
 def display(*values, **_options):
     for value in values:
         print(repr(value))
 """
+_BLOCK = "# /// "
+"""Begin of the lines around metadata (PEP 723), of which a script has one block."""
 _PRINTERS = ("print", "display")
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.GeneratorExp)
 _WAITS = (ast.Await, ast.AsyncFor, ast.AsyncWith)
@@ -70,6 +78,7 @@ def runnable_script(cells: Sequence[Cell], undone: Collection[int] = ()) -> Runn
             continue
         found = _plain(cell.recorded.strip())
         text, shown = _showing(found)
+        text = "\n".join(f"#{row}" if row.startswith(_BLOCK) else row for row in text.split("\n"))
         shows = shows or shown
         if found.tree is not None:
             modules |= set(_imports(found.tree))

@@ -16,7 +16,7 @@ import uv
 from mcp_types import BlobResourceContents, TextContent
 
 from kernel_mcp.verification.receipt import read_receipt
-from tests.integration.agent import ANALYSIS, Agent
+from tests.integration.agent import ANALYSIS, Agent, agent
 from tests.integration.servers import Servers
 
 pytestmark = pytest.mark.anyio
@@ -203,3 +203,26 @@ async def test_a_receipt_of_cells_that_differ_says_which(servers: Servers) -> No
         assert receipt.result == "differs"
         assert [each.result for each in receipt.cells] == ["same", "differs"]
         assert len(receipt.differences) == 1
+
+
+@pytest.mark.ways
+async def test_neither_receipts_nor_folders_replace_files_of_a_project(tmp_path: Path) -> None:
+    (tmp_path / "a.receipt.json").write_text('{"of": "a shop"}')
+    (tmp_path / "study").mkdir()
+    (tmp_path / "b.zip").write_bytes(b"theirs")
+    async with agent("--allow", "*", "--mount", f"{tmp_path}:rw") as notebook:
+        await notebook.call("open_notebook", path="a.ipynb")
+        await notebook.run("1 + 1")
+        answer = await notebook.call("verify", path="a.ipynb", wait=120)
+        assert "No receipt was written: 'a.receipt.json' is a file of another kind." in answer.text
+        assert (tmp_path / "a.receipt.json").read_text() == '{"of": "a shop"}'
+        for path, form in (("study", "folder"), ("b", "zip")):
+            refused = await notebook.refused("export_notebook", path=path, format=form)
+            assert "Nothing was done" in refused
+        assert not [*(tmp_path / "study").iterdir()]
+        await notebook.call("export_notebook", path="mine", format="folder")
+        assert (tmp_path / "mine/script.py").exists()
+        await notebook.call("open_notebook", path="c.ipynb")
+        await notebook.run("1 + 2")
+        for _ in range(2):
+            assert "Receipt: " in (await notebook.call("verify", path="c.ipynb", wait=120)).text

@@ -40,6 +40,10 @@ def printed(script: RunnableScript) -> list[str]:
         ("print(5)", ["5"]),
         ("display(5, 'a')", ["5", "'a'"]),
         ("1, 2", ["(1, 2)"]),
+        ("{3, 1, 2}, 1", ["({1, 2, 3}, 1)"]),
+        ("{'b', 'a', 'c'}", ["{'a', 'b', 'c'}"]),
+        ("{1, 'a'} - {'a'}", ["{1}"]),
+        ("set()", ["set()"]),
         ("*range(3), 4", ["(0, 1, 2, 4)"]),
         ("(n for n in range(2))\n[n for n in range(2)]", ["[0, 1]"]),
         ("[\n  1,\n  2,\n]", ["[1, 2]"]),
@@ -117,3 +121,9 @@ def test_helpers_are_there_only_where_they_are_used(tmp_path: Path) -> None:
     assert "def " not in script_of(tmp_path, "x = 1").code
     assert "def display" not in script_of(tmp_path, "from x import display\ndisplay(1)").code
     assert script_of(tmp_path).code == ""
+
+
+def test_metadata_of_a_cell_is_none_of_the_script(tmp_path: Path) -> None:
+    made = script_of(tmp_path, '# /// script\n# dependencies = ["x"]\n# ///\n1')
+    assert "\n# /// " not in f"\n{made.code}"
+    assert printed(made) == ["1"]
