@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -13,6 +14,7 @@ from kernel_mcp.sandbox.base import Sandbox
 from kernel_mcp.sandbox.bwrap import BwrapSandbox
 from kernel_mcp.sandbox.landlock import LandlockSandbox
 from kernel_mcp.sandbox.select import NoSandbox
+from tests.integration.containers import detect
 from tests.integration.landlock_kernel import Notebook, notebook
 from tests.integration.template.bench import bench
 from tests.unit.guest.importable.gateway import Gateway
@@ -65,6 +67,7 @@ async def calls_tools(book: Notebook, *, pools: bool = True) -> None:
     [
         pytest.param(BwrapSandbox.detect, id="bwrap"),
         pytest.param(LandlockSandbox.detect, id="landlock"),
+        pytest.param(partial(detect, "podman"), id="container", marks=pytest.mark.ways),
         pytest.param(NoSandbox, id="none", marks=pytest.mark.ways),
     ],
 )

@@ -162,6 +162,9 @@ async def test_a_gateway_that_was_killed_is_an_error_and_starts_again(tmp_path: 
         os.kill(pid, signal.SIGKILL)
         assert "ToolUnavailable" in (await agent.call("wait")).text
         await works(agent)
+        [pid] = set(gateways()).difference(others)
+        os.kill(pid, signal.SIGKILL)  # while no call is open
+        await works(agent)
 
 
 def gateways() -> list[int]:

@@ -224,10 +224,13 @@ def _kernel() -> Any:
 
 def _frame(request: dict[str, Any]) -> bytes:
     """Return a request in the form in which it is sent. Raises TypeError, ValueError."""
+    form = {"allow_nan": False, "ensure_ascii": False, "default": _plain}
     try:
-        text = json.dumps(request, allow_nan=False, default=_plain, separators=(",", ":")).encode()
+        text = json.dumps(request, **form).encode()  # type: ignore[arg-type]
     except RecursionError:
         raise ValueError("the arguments of a tool are nested too deeply for JSON") from None
+    except UnicodeEncodeError:
+        raise ValueError("an argument of a tool has half of a surrogate pair, no text") from None
     if len(text) > HEADER_BYTES:
         raise ValueError(f"the arguments of a tool may have {HEADER_BYTES:,} bytes as JSON at most")
     return len(text).to_bytes(SIZE_BYTES, "big") + text

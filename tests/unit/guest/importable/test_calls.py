@@ -223,17 +223,20 @@ def test_arguments_may_be_dates_paths_and_what_has_tolist(out: Out) -> None:
     said = out(
         "import array, datetime, pathlib, tools\n"
         "echo = tools.crm.echo\n"
+        "print(echo(a='\\u00e5'))\n"
         "day, numbers = datetime.date(2026, 1, 2), array.array('i', [0, 1])\n"
         "print(echo(a=day, b=pathlib.Path('x'), c=numbers))\n"
         "deep = []\n"
         "for _ in range(100_000): deep = [deep]\n"
-        "for bad in (deep, object(), float('nan'), 'x' * 9_000_000, b'x'):\n"
+        "for bad in (deep, '\\ud800', object(), float('nan'), 'x' * 9_000_000, b'x'):\n"
         "    try: echo(a=bad)\n"
         "    except (TypeError, ValueError) as error: print(type(error).__name__, error)"
     )
-    first, deep, *errors = said.splitlines()
+    letter, first, deep, half, *errors = said.splitlines()
+    assert letter == "{'a': '\u00e5'}"
     assert first == "{'a': '2026-01-02', 'b': 'x', 'c': [0, 1]}"
     assert deep == "ValueError the arguments of a tool are nested too deeply for JSON"
+    assert half == "ValueError an argument of a tool has half of a surrogate pair, no text"
     assert errors[0] == "TypeError arguments of tools are JSON, which has no object"
     assert errors[1].startswith("ValueError Out of range float values")
     assert errors[2].startswith("ValueError the arguments of a tool may have 8,388,608 bytes")
