@@ -35,7 +35,7 @@ from kernel_mcp.packages.lines import CellInstallations
 from kernel_mcp.packages.requirements import ScriptReader
 from kernel_mcp.records import dataclass
 from kernel_mcp.sandbox.base import Sandbox
-from kernel_mcp.sessions.admin import serving_admin, stop_matching, summary_of
+from kernel_mcp.sessions.admin import serving_admin, stop_sessions, summary_of
 from kernel_mcp.sessions.bounds import OwnMemory, ServerBounds, memory_bound
 from kernel_mcp.sessions.idle_hibernator import IdleHibernator
 from kernel_mcp.sessions.manager import SessionManager
@@ -216,8 +216,8 @@ async def _answer_operator(
     with Barrier("answering the operator") as barrier:
         if (found := await endpoints.answer(question)) is not None:
             return found
-        if (wanted := question.get("stop")) is not None:
-            return {"stopped": await stop_matching(manager, wanted, time.monotonic())}
+        if (handles := question.get("stop")) is not None:
+            return {"stopped": await stop_sessions(manager, handles)}
     if barrier.failure is not None:
         return {"error": reason_of(barrier.failure)}
     now = time.monotonic()

@@ -17,6 +17,7 @@ from kernel_mcp.errors import ConfigError
 from kernel_mcp.launch.rundir import default_base
 from kernel_mcp.linux.process import is_terminal
 from kernel_mcp.output.text import one_line
+from kernel_mcp.sessions.admin import ask_all
 from kernel_mcp.units import duration, in_mebibytes
 
 if TYPE_CHECKING:
@@ -104,8 +105,6 @@ def _list(store: SessionStore, state: Path) -> int:
 
     Servers that do not answer are left out.
     """
-    from kernel_mcp.sessions.admin import ask_all
-
     servers = list(ask_all(state))
     running = {each.get("persisted_id") for server in servers for each in server["sessions"]}
     saved = _list_persisted(store, running)
@@ -148,6 +147,8 @@ def _row(each: Mapping[str, Any], *, used: str = "", saved: str = "") -> str:
     called = one_line(f"{each['session']}  {each['name'] or '-'}  {each['principal']}")
     facts = [each["state"], in_mebibytes(each["memory_bytes"]), _cells(each["cells"])]
     facts.append(f"{_age(each['age_s'])} old")
+    if disk := each.get("disk_bytes"):
+        facts.append(f"disk {in_mebibytes(disk)}")
     if each.get("pid"):  # servers of earlier versions say none of these
         facts.append(f"process {each['pid']} {used or 'used {:.1f} s'.format(each['cpu_s'])}")
     if each.get("cell"):
@@ -174,56 +175,66 @@ def _print_server(server: Mapping[str, Any]) -> None:
 
 def _top(state: Path) -> int:
     """Print running sessions at intervals, until Ctrl-C; once if stdout is no terminal."""
-    from kernel_mcp.sessions.admin import ask_all
-
-    before: dict[str, float] = {}
-    then = time.monotonic()
+    used: dict[str, float] = {}
+    then, shown = 0.0, is_terminal(sys.stdout)
     with suppress(KeyboardInterrupt):
         while True:
-            sessions = [each for server in ask_all(state) for each in server["sessions"]]
-            now = time.monotonic()
-            used = {each["session"]: each.get("cpu_s", 0.0) for each in sessions}
-            rate = {
-                each["session"]: (used[each["session"]] - before[each["session"]]) / (now - then)
-                if each["session"] in before
-                else used[each["session"]] / max(each["age_s"], 1.0)
-                for each in sessions
+            found, before, since = _running(state), used, then
+            used, then = (
+                {each["session"]: each.get("cpu_s", 0.0) for each in found},
+                time.monotonic(),
+            )
+            rates = {
+                name: max(0.0, cpu - before.get(name, cpu)) / (then - since)
+                for name, cpu in used.items()
             }
-            print("\x1b[H\x1b[2J" * is_terminal(sys.stdout), end="")
-            for each in sorted(sessions, key=lambda each: -rate[each["session"]]):
-                print(_row(each, used=f"uses {max(0.0, rate[each['session']]):.0%}"))
-            print(f"{len(sessions)} sessions", flush=True)
-            if not is_terminal(sys.stdout):
+            if not (shown or since):
+                time.sleep(TOP_S)
+                continue
+            print("\x1b[H\x1b[2J" * shown, end="")
+            for each in sorted(found, key=lambda each: -rates[each["session"]]):
+                print(_row(each, used=f"uses {rates[each['session']]:.0%}"))
+            print(f"{len(found)} sessions", flush=True)
+            if not shown:
                 break
-            before, then = used, now
             time.sleep(TOP_S)
     return 0
 
 
 def _stop(state: Path, session: str, principal: str | None, older: str | None) -> int:
     """Stop the matching sessions; return 1 if there is none, or one could not be saved."""
-    from kernel_mcp.sessions.admin import ask_all
-
     if not (session or principal or older):
-        raise ConfigError(
-            "sessions stop: expected a SESSION, --principal NAME or --older-than TIME"
-        )
+        raise ConfigError("sessions stop: expected SESSION, --principal NAME or --older-than TIME")
     try:
         older_s = duration(older) if older else 0.0
     except ValueError as error:
         raise ConfigError(f"--older-than {older}: {error}") from None
-    wanted = {"session": session, "principal": principal or "", "older_s": older_s}
-    answers = list(ask_all(state, {"stop": wanted}))
-    rows = [row for each in answers for row in each.get("stopped", ())]
-    for row in rows:
-        print(one_line(f"{row['session']}  {row['name'] or '-'}  {row['principal']}  {row['end']}"))
-    for each in answers:
-        if "error" in each:
-            print(one_line(str(each["error"])), file=sys.stderr)
-    if not rows:
-        where = f"no server of this user runs with its state in {state}"
-        print(where if not answers else "no such session runs", file=sys.stderr)
-    return 0 if rows and all(row["well"] for row in rows) else 1
+    found = [
+        each
+        for each in _running(state)
+        if session in ("", each["session"], each["name"])
+        and principal in (None, each["principal"])
+        and each["age_s"] >= older_s
+    ]
+    handles = [each["session"] for each in found]
+    if session and len(found) > 1:
+        raise ConfigError(f"{session}: name one session by its handle, of {', '.join(handles)}")
+    if not found:
+        print(f"no such session of a server with its state in {state}", file=sys.stderr)
+    ended: dict[str, str] = {}
+    for answer in ask_all(state, {"stop": handles}):
+        ended |= answer.get("stopped", {})
+    for each in found:
+        unsaved = ended.get(each["session"], "its server did not answer")
+        end = f"stopped, not saved: {unsaved}" if unsaved else "stopped and saved"
+        called = f"{each['session']}  {each['name'] or '-'}  {each['principal']}"
+        print(one_line(f"{called}  {end}"))
+    return 0 if found and not any(ended.get(each, "?") for each in handles) else 1
+
+
+def _running(state: Path) -> list[Mapping[str, Any]]:
+    """Return the summaries of the sessions of all running servers."""
+    return [each for server in ask_all(state) for each in server["sessions"]]
 
 
 def state_folder(settings: Settings) -> Path:
@@ -247,8 +258,6 @@ def state_folder(settings: Settings) -> Path:
 
 def _join(state: Path, session: str) -> int:
     """Print the connection file of a session; return 1 unless exactly one session matches."""
-    from kernel_mcp.sessions.admin import ask_all
-
     answers = list(ask_all(state, {"join": session}))
     files = [str(each["file"]) for each in answers if "file" in each]
     if len(files) == 1:

@@ -13,7 +13,7 @@ import secrets
 import socket
 import struct
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,9 +24,9 @@ import anyio.abc
 from kernel_mcp.barriers import Barrier
 from kernel_mcp.config.grants import granted
 from kernel_mcp.config.settings import Settings
-from kernel_mcp.errors import InputError
 from kernel_mcp.linux.proc import Usage
-from kernel_mcp.units import MIB
+from kernel_mcp.sessions.principals import disk_of
+from kernel_mcp.units import KIB, MIB
 
 if TYPE_CHECKING:
     from kernel_mcp.sessions.manager import SessionManager
@@ -40,7 +40,7 @@ WORK_S = 20.0
 """Additional seconds for a question that is not empty: its answer needs more work."""
 BY_OPERATOR = "was stopped by the operator of the server"
 MOST_BYTES = 16 * MIB
-MOST_ASKED = 4096
+MOST_ASKED = 64 * KIB
 """Maximum bytes of a key and a question together."""
 _KEY_BYTES = 32
 _CREDENTIALS = struct.Struct("3i")
@@ -74,6 +74,7 @@ async def summary_of(session: Session, now: float, settings: Settings) -> dict[s
         "principal": session.owner,
         "state": session.state,
         "memory_bytes": used.memory_bytes,
+        "disk_bytes": disk_of(session),
         "pid": pid,
         "cpu_s": round(used.cpu_s, 2),
         "cell": 0 if running is None else running.number,
@@ -91,42 +92,18 @@ async def summary_of(session: Session, now: float, settings: Settings) -> dict[s
     }
 
 
-async def stop_matching(
-    manager: SessionManager, wanted: Mapping[str, Any], now: float
-) -> list[dict[str, Any]]:
-    """Stop the sessions with this `session` (handle or name), `principal` and age `older_s`.
-
-    Return a row for each, which says how it ended. Empty conditions hold for every session.
-    """
-    name, principal, older_s = wanted["session"], wanted["principal"], float(wanted["older_s"])
-    found = [
-        each
-        for each in manager.sessions
-        if name in ("", each.handle, each.name)
-        and principal in ("", each.owner)
-        and now - each.created >= older_s
-    ]
-    if name and len(found) > 1:
-        several = ", ".join(each.handle for each in found)
-        raise InputError(f"There are several sessions {name!r}: name one by its handle: {several}.")
-    rows: list[dict[str, Any]] = []
+async def stop_sessions(manager: SessionManager, handles: Collection[str]) -> dict[str, str]:
+    """Stop sessions; return for each why it was not saved, empty if it was."""
+    ended: dict[str, str] = {}
 
     async def stop(session: Session) -> None:
-        unsaved = await manager.stop(session, BY_OPERATOR)
-        rows.append(
-            {
-                "session": session.handle,
-                "name": session.name,
-                "principal": session.owner,
-                "well": not unsaved,
-                "end": f"stopped, not saved: {unsaved}" if unsaved else "stopped and saved",
-            }
-        )
+        ended[session.handle] = await manager.stop(session, BY_OPERATOR)
 
     async with anyio.create_task_group() as tasks:
-        for each in found:
-            tasks.start_soon(stop, each)
-    return rows
+        for session in manager.sessions:
+            if session.handle in handles:
+                tasks.start_soon(stop, session)
+    return ended
 
 
 @asynccontextmanager

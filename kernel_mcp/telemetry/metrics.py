@@ -74,29 +74,17 @@ class Metrics(Meters):
             return Gauge(name, about, labels, namespace=PREFIX, registry=registry)
 
         self._cells = counter("cells", "Cells that have ended, by their outcome", "outcome")
-        self._running = histogram(
-            "cell_seconds", "Run time of ended cells, without waiting in the queue", "outcome"
-        )
-        self._kills = counter(
-            "kills", "Kernels that were lost; cause asked: by interrupt, reset or close", "cause"
-        )
-        self._starts = histogram(
-            "kernel_start_seconds", "Time until a session had a kernel, by its source", "kind"
-        )
-        self._failed = counter(
-            "kernel_start_failures", "Failed starts of kernels; the log has the reason"
-        )
+        self._running = histogram("cell_seconds", "Run time of ended cells", "outcome")
+        self._kills = counter("kills", "Lost kernels; asked: by interrupt, reset or close", "cause")
+        self._starts = histogram("kernel_start_seconds", "Time until a session had one", "kind")
+        self._failed = counter("kernel_start_failures", "Failed starts; the log has the reason")
         self._sleeps = counter("hibernations", "Sessions saved without a kernel, and back", "way")
         self._installs = counter("installs", "Installations of packages", "outcome")
-        self._calls = histogram(
-            "tool_call_seconds", "Time until a tool call was answered, waits included", "tool"
-        )
+        self._calls = histogram("tool_call_seconds", "Time until a call had its answer", "tool")
         self._refusals = counter("refusals", "Refused requests and actions, by reason", "reason")
         self._received = counter("received_bytes", "Bytes of the bodies of requests")
         self._sent = counter("sent_bytes", "Bytes of the bodies of responses")
-        self._sessions = gauge(
-            "sessions", "Open sessions; all but hibernated count for the limit", "state"
-        )
+        self._sessions = gauge("sessions", "Open sessions; idle and busy: with a kernel", "state")
         self._templates = gauge("templates", "Processes that kernels are forked from", "state")
         self._spares = gauge("spare_kernels", "Kernels started ahead of need")
         self._in_flight = gauge("calls_in_flight", "Calls in progress")

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from kernel_mcp.cli import EXIT_USAGE
 from tests.integration.httpclient import http_agent, until
 from tests.integration.principals import add, revoke
 from tests.integration.test_http_operations import Operated, operating
@@ -81,8 +82,8 @@ async def test_only_what_is_named_is_stopped_and_what_is_not_there_is_said(tmp_p
             await two.call("create_session", name="mine")
             assert sessions(operated, "stop", "other").returncode == 1
             both = sessions(operated, "stop", "mine")
-            assert both.returncode == 1
-            assert "name one by its handle" in both.stderr
+            assert both.returncode == EXIT_USAGE
+            assert "name one session by its handle" in both.stderr
             assert sessions(operated, "stop", "--older-than", "1d").returncode == 1
             assert sessions(operated, "stop", "mine", "--principal", "bob").returncode == 0
             left = sessions(operated, "list").stdout

@@ -88,7 +88,7 @@ def test_sessions_of_running_servers_are_listed_with_principal_and_state(
         asked.append(place)
         return [http, stdio]
 
-    monkeypatch.setattr("kernel_mcp.sessions.admin.ask_all", ask_all)
+    monkeypatch.setattr(sessions, "ask_all", ask_all)
     assert run(state, "list") == 0
     shown = capsys.readouterr().out
     assert asked == [state]

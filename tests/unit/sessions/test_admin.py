@@ -140,6 +140,7 @@ async def test_a_session_is_told_by_handle_owner_state_cells_and_age(tmp_path: P
         "principal": "ada",
         "state": found["state"],
         "memory_bytes": 0,
+        "disk_bytes": 0,
         "pid": found["pid"],
         "cpu_s": 0.0,
         "cell": 0,
