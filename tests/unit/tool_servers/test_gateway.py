@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 import uvicorn
 
@@ -78,9 +79,11 @@ class Kernel:
         self.opened.append(Connection(reader, writer))
         await self.waiting.put(self.opened[-1])
 
-    def close(self) -> None:
+    async def aclose(self) -> None:
+        await anyio.wait_all_tasks_blocked()  # a connection may be on its way
         for each in self.opened:
             each.writer.transport.abort()
+        await anyio.wait_all_tasks_blocked()
 
     async def connection(self) -> Connection:
         return await asyncio.wait_for(self.waiting.get(), SECONDS)
@@ -183,8 +186,7 @@ async def kernel(
     finally:
         made.disconnect(one.number)
         listening.close()
-        one.close()
-        await asyncio.sleep(0)  # the transports close in the next turn of the loop
+        await one.aclose()
 
 
 async def test_customers_and_their_orders_are_joined(tmp_path: Path) -> None:
@@ -340,8 +342,8 @@ async def test_results_that_are_not_read_are_bounded(tmp_path: Path) -> None:
     assert first is not None
     assert first.blobs == [large]
     await link.aclose()
-    one.close()
     listening.close()
+    await one.aclose()
 
 
 async def test_a_kernel_has_few_connections_and_one_ahead(tmp_path: Path) -> None:
