@@ -17,6 +17,9 @@ from mcp.client.session import ClientRequestContext
 
 from tests import crm
 from tests.integration.agent import ERAS, Agent, agent, command
+from tests.integration.httpclient import http_agent
+from tests.integration.httpserver import LEAN, http_server
+from tests.integration.principals import add
 from tests.integration.servers import Servers
 from tests.integration.task_client import shown, task_client, text_of
 from tests.integration.test_questions import BOTH, asked, give
@@ -183,3 +186,90 @@ async def test_a_session_may_ask_for_fewer_servers(servers: Servers, tmp_path: P
         )
         refused = await one.refused("create_session", tools=["git"])
         assert refused == "tools: this server has no tool server 'git'; it has crm."
+
+
+KEY = "key-that-no-kernel-has-4711"
+LOOK = """
+import os
+from pathlib import Path
+found = []
+for path in Path("/proc").glob("[0-9]*/*"):
+    if path.name in ("environ", "cmdline"):
+        try:
+            found.append(path.read_bytes())
+        except OSError:
+            pass
+with open("/proc/self/maps") as maps, open("/proc/self/mem", "rb") as memory:
+    for line in maps:
+        start, end = (int(each, 16) for each in line.split()[0].split("-"))
+        if "r" in line.split()[1] and end < 2**47 and "[v" not in line:
+            memory.seek(start)
+            try:
+                found.append(memory.read(end - start))
+            except OSError:
+                pass
+word = b"key-that-no-kernel" + b"-has-" + b"47" + b"11"
+print(len(found) > 100, any(word in each for each in found), dict(os.environ).get("CRM_KEY"))
+"""
+
+
+async def test_no_kernel_has_the_credentials_of_a_server(tmp_path: Path) -> None:
+    flags = ("--tool-servers", listed(tmp_path, env={"CRM_KEY": KEY}), "--allow-tool", "crm.*")
+    async with agent(*flags) as one:
+        used = await one.run("from tools import crm\ncrm.list_customers()[0]['id']")
+        assert used.text.startswith("0\n")
+        assert (await one.run(LOOK)).text.startswith("True False None")
+
+
+@pytest.mark.parametrize("end", ["os.kill(os.getpid(), signal.SIGKILL)", "reset", "close_session"])
+async def test_the_end_of_a_kernel_cancels_its_calls(end: str, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    code = """
+import os, signal, threading
+from tools import crm
+threading.Thread(target=crm.wait_long, daemon=True).start()
+"""
+    async with agent("--tool-servers", listed(tmp_path), "--allow-tool", "*") as one:
+        await one.run(code)
+        with anyio.fail_after(60):
+            while not log.exists() or "waits" not in log.read_text():
+                await one.call("list_sessions")
+        await (one.run(end) if "os." in end else one.call(end))
+        with anyio.fail_after(60):
+            while "cancelled" not in log.read_text():
+                await one.call("list_sessions")
+        assert "970" in (await one.run("from tools import crm\ncrm.list_orders(97)")).text
+
+
+async def test_branches_and_restored_kernels_call_tools(tmp_path: Path) -> None:
+    flags = ("--tool-servers", listed(tmp_path), "--allow-tool", "crm.*", "--warm", "1")
+    async with agent(*flags) as one:
+        await one.run("from tools import crm\nx = crm.list_orders(1)")
+        made = (await one.call("branch", n=2)).data
+        for handle in [each["session"] for each in made["branches"]]:
+            found = await one.run("crm.list_orders(97)[0]['amount']", session=handle)
+            assert found.text.startswith("970\n"), found.text
+        await one.run("x = crm.list_orders(2)", checkpoint=True)
+        await one.call("undo")
+        found = await one.run("x[0]['amount'], crm.list_orders(97)[0]['amount']")
+        assert found.text.startswith("(10, 970)\n"), found.text
+
+
+async def test_a_principal_has_the_servers_of_its_row(tmp_path: Path) -> None:
+    tokens, log = tmp_path / "tokens", tmp_path / "log"
+    door = ("--door", "tools:crm")
+    first, second, poor = add(tokens, "a", *door), add(tokens, "b", *door), add(tokens, "poor")
+    flags = ("--tool-servers", listed(tmp_path), "--allow-tool", "crm.*", "--tokens", str(tokens))
+    with http_server(*LEAN, *flags, token=first) as server:
+        pids = []
+        for token in (first, second, first):
+            async with http_agent(server, token=token) as one:
+                found = await one.run("from tools import crm\nprint(crm.process())")
+                pids.append(found.text.split()[0])
+        assert pids[0] == pids[2] != pids[1]
+        assert log.read_text().split() == ["started"] * 2
+        async with http_agent(server, token=poor) as one:
+            assert "ModuleNotFoundError" in (await one.run("import tools")).text
+            info = (await one.client.call_tool("info", {})).structured_content
+            assert info is not None
+            assert info["tools"] == "none"
