@@ -77,6 +77,7 @@ class House:
             *(word for each in mounted for word in ("--mount", each)),
             *("--env", "GREETING=hello-to-all", "--device", str(self.device)),
             *("--python", str(self.root / ".venv"), *LIMITS),
+            *("--tool-servers", str(self.root.parent / "mcp.json"), "--allow-tool", "*"),
             *(() if unspaced else (*network, "--secret", "API_TOKEN@api.example.com")),
         )
 
@@ -92,6 +93,9 @@ def house() -> Iterator[House]:
         project = Project(folder / "project")
         for name in (".env", ".netrc", ".ssh/id", "deep/er/.aws/credentials", "real"):
             project.write(name, target.marker)
+        server = {"command": sys.executable, "args": ["-m", "tests.crm"], "cwd": str(REPOSITORY)}
+        servers = {"mcpServers": {"crm": {**server, "env": {"KEY": target.marker}}}}
+        (folder / "mcp.json").write_text(json.dumps(servers))
         python = ["--python", sys.executable, str(project.root / ".venv")]
         make = [uv.find_uv_bin(), "venv", "--quiet", "--offline", *python]
         subprocess.run(make, check=True)
@@ -160,6 +164,7 @@ async def test_what_is_held_without_doors_is_held_with_all_of_them(way: str, hou
     async with opened(way, *house.flags(way), env=env) as notebook:
         told = (await notebook.agent.call("info", session=notebook.session)).data
         assert (bool(told["mounts"]), bool(told["devices"])) == (True, True)
+        assert told["tools"].startswith("reaches: crm")
         found = await outcomes(notebook, house, names)
     assert len(found) == 2 * len(names)
     out = {name for name, told in found.items() if not told.startswith("held")}
