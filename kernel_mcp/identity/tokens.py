@@ -15,6 +15,7 @@ from typing import Any, BinaryIO
 
 import anyio
 
+from kernel_mcp.barriers import Barrier
 from kernel_mcp.errors import ConfigError
 from kernel_mcp.identity import INVALID, Principal, Unauthenticated, digest
 from kernel_mcp.identity.token_rows import MOST_BYTES, TokenRow, parse
@@ -165,17 +166,18 @@ class TokenFile:
     async def watch(self, ended: Callable[[frozenset[str]], Awaitable[None]]) -> None:
         """Look for changes of the file until cancelled, also while nobody calls.
 
-        `ended` gets the principals of which the last row was removed. A file that is missing
-        removes none, as it may be back in a moment.
+        `ended` gets the principals of which the last row was removed. A file that is missing, or
+        has just been written, removes none, as it may be whole in a moment.
         """
         known = self._principals()
         while True:
             await anyio.sleep(LOOK_S)
-            await self.refresh()
-            if self._version != NO_FILE:
-                gone, known = known - self._principals(), self._principals()
-                if gone:
-                    await ended(gone)
+            with Barrier("following the tokens file"):
+                await self.refresh()
+                if self._version not in (None, NO_FILE):
+                    gone, known = known - self._principals(), self._principals()
+                    if gone:
+                        await ended(gone)
 
     def _principals(self) -> frozenset[str]:
         return frozenset(row.principal for row in self._rows)

@@ -160,7 +160,7 @@ class Metrics(Meters):
         for each in (self._free, self._size):
             each.clear()
         for name, folder in self._folders.items():
-            with suppress(FileNotFoundError):  # it is created when it is first needed
+            with suppress(OSError):  # as long as it does not exist, or its disk does not answer
                 disk = os.statvfs(folder)
                 self._free.labels(name).set(disk.f_bavail * disk.f_frsize)
                 self._size.labels(name).set(disk.f_blocks * disk.f_frsize)

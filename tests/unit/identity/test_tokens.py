@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
 from kernel_mcp.config.quotas import Quotas
@@ -23,6 +24,7 @@ from kernel_mcp.identity import (
     tokens,
 )
 from kernel_mcp.identity.tokens import TokenFile
+from tests.integration.httpclient import until
 
 pytestmark = pytest.mark.anyio
 
@@ -139,6 +141,32 @@ async def test_without_its_file_nobody_may_call(
     assert caplog.text.count("is gone: nobody may call") == 1
     write(path, line("kmcp_1"))
     assert not await refused(found, "kmcp_1")
+
+
+async def test_principals_lose_their_last_row_only_by_a_whole_file_without_it(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokens, "LOOK_S", 0.01)
+    first, second, bobs = line("kmcp_1", "ada"), line("kmcp_2", "ada"), line("kmcp_3", "bob")
+    write(path, first, second, bobs)
+    known, told = TokenFile(path), anyio.Event()
+    gone: list[frozenset[str]] = []
+
+    async def ended(names: frozenset[str]) -> None:
+        gone.append(names)
+        told.set()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(known.watch, ended)
+        path.unlink()
+        await until(lambda: not known.rows)
+        path.touch(0o600)
+        write(path, second, bobs)
+        await until(lambda: len(known.rows) == 2)
+        write(path, second)
+        await told.wait()
+        tasks.cancel_scope.cancel()
+    assert gone == [frozenset({"bob"})]
 
 
 async def test_a_version_that_others_may_write_is_not_believed(
