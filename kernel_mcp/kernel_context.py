@@ -329,8 +329,8 @@ def callers_in_words(settings: Settings) -> str:
 
 
 def meters_of(settings: Settings) -> Meters:
-    """Return the meters behind `/metrics`; on stdio, where they cannot be read, a null object."""
-    if settings.http is None:
+    """Return the meters of a server on HTTP or of a node; on stdio a null object."""
+    if settings.http is None and not settings.fleet_store:
         return Meters()
     from kernel_mcp.http.operations import meters_of_http
 

@@ -369,13 +369,12 @@ def status(members: Sequence[Member]) -> str:
         if each.lost:
             lines.append(f"{each.name}  {each.place}  lost")
             continue
-        state = "draining" if each.draining else "ready"
         lines.append(
-            f"{each.name}  {each.place}  {state}, {load.sessions} of {load.most} sessions "
+            f"{each.name}  {each.place}  {each.state}, {load.sessions} of {load.most} sessions "
             f"({load.busy} run cells), {load.free_bytes / GIB:.1f} GiB free, "
             f"kernel-mcp {each.version}"
         )
-    ready = sum(not (each.lost or each.draining) for each in members)
+    ready = sum(each.state == "ready" for each in members)
     count = "1 node" if len(members) == 1 else f"{len(members)} nodes"
     open_ = sum(each.load.sessions for each in members if not each.lost)
     return "\n".join([*lines, f"{count}, {ready} of which take sessions; {open_} sessions"])

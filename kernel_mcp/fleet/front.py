@@ -23,7 +23,7 @@ from kernel_mcp.barriers import Barrier
 from kernel_mcp.errors import KernelMcpError
 from kernel_mcp.fleet.cluster import FleetUnavailable
 from kernel_mcp.fleet.handles import node_of, session_named
-from kernel_mcp.fleet.members import LEASE_S, MARGIN_S, alive
+from kernel_mcp.fleet.members import LEASE_S, MARGIN_S, Member, alive
 from kernel_mcp.fleet.messages import call_row, caller_row, error_of
 from kernel_mcp.fleet.placement import environment_of
 from kernel_mcp.fleet.remote_nodes import NodeLost, RemoteNode, RemoteNodes
@@ -41,6 +41,8 @@ MOST_HOPS = 8
 PATIENCE_S = LEASE_S + MARGIN_S + 1.0
 """Seconds that a node may wait until the lease of a lost node is certainly over."""
 RETRY_S = 0.5
+METRICS_S = 5.0
+"""Timeout in seconds for the metrics of a node."""
 OPENS = "create_session"
 """Tool whose call may be repeated after a node was lost.
 
@@ -99,6 +101,24 @@ class FleetCalls:
     async def definitions(self) -> Sequence[Definition]:
         """See `SessionCalls`."""
         return self._definitions
+
+    @property
+    def members(self) -> Sequence[Member]:
+        """All nodes as the head knew them last."""
+        return self._nodes.members
+
+    async def metrics(self) -> dict[str, str]:
+        """Return the metrics of the nodes that answer, by name, in the format of Prometheus."""
+        found: dict[str, str] = {}
+
+        async def ask(peer: RemoteNode) -> None:
+            with anyio.move_on_after(METRICS_S), Barrier("asking a node for its metrics"):
+                found[peer.member.name] = await self._nodes.reply(peer, peer.actor.metrics.remote())
+
+        async with anyio.create_task_group() as tasks:
+            for peer in self._nodes.available:
+                tasks.start_soon(ask, peer)
+        return found
 
     async def call(self, tool: str, arguments: Mapping[str, Any], call: Call) -> CallToolResult:
         """See `SessionCalls`."""

@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Collection
 from contextlib import AsyncExitStack
 from functools import partial
+from typing import TYPE_CHECKING
 
 import anyio
 import anyio.abc
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from kernel_mcp import __version__
 from kernel_mcp.barriers import Barrier
 from kernel_mcp.config.settings import Settings
 from kernel_mcp.fleet.cluster import secret_of
@@ -25,11 +27,16 @@ from kernel_mcp.http.gate import Rates
 from kernel_mcp.http.serving import application
 from kernel_mcp.http.sessions import McpSessions, SseTransport
 from kernel_mcp.kernel_context import open_events
+from kernel_mcp.linux.proc import resident_bytes
 from kernel_mcp.protocol import mcp_over
+from kernel_mcp.sessions.events import Events
 from kernel_mcp.sessions.notifications import DeliveryTracker
-from kernel_mcp.telemetry import Levels
+from kernel_mcp.telemetry import Levels, Meters
 from kernel_mcp.tools.resources import ResourceServer
 from kernel_mcp.web import cancellation_middleware
+
+if TYPE_CHECKING:
+    from kernel_mcp.fleet.metrics import FrontMetrics
 
 SHARE_S = 0.25
 """Interval in seconds at which fronts share rate-limit counters."""
@@ -42,6 +49,7 @@ class FleetHttpApp:
         """Open the events. Raises ConfigError."""
         self.events = open_events(settings, {"fleet": settings.fleet})
         self._settings = settings
+        self._metrics = _metrics_of(self.events)
         self._link = link
         self._calls = link.calls()
         self.readiness = self._calls.readiness
@@ -111,8 +119,21 @@ class FleetHttpApp:
         """Do nothing: on the nodes, cells of a principal without a token end by themselves."""
 
     async def levels(self, calls: int) -> Levels:
-        """Return the number of calls in progress; a front has no other gauges."""
-        return Levels(calls=calls)
+        """Return the number of calls in progress, and get the metrics of the nodes."""
+        if self._metrics is not None:
+            self._metrics.nodes = await self._calls.metrics()
+            self._metrics.members = self._calls.members
+        return Levels(calls=calls, server_bytes=resident_bytes())
+
+
+def _metrics_of(events: Events) -> FrontMetrics | None:
+    """Count the events by the metrics of a front, and return them; None without the extra."""
+    if type(events.meters) is Meters:
+        return None
+    from kernel_mcp.fleet.metrics import FrontMetrics
+
+    events.meters = found = FrontMetrics(__version__)
+    return found
 
 
 def _forget(_principal: str, _session: str) -> None:

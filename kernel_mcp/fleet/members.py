@@ -27,6 +27,9 @@ MARGIN_S = 1.0
 """Seconds by which the list extends a lease, in which the watchdog wakes and kills kernels."""
 
 
+STATES = ("ready", "draining", "lost")
+
+
 @dataclass(frozen=True, slots=True)
 class Load:
     """Load that a node reports with each renewal.
@@ -63,6 +66,11 @@ class Member:
     left: bool = False
     lost: bool = False
     load: Load = field(default_factory=Load)
+
+    @property
+    def state(self) -> str:
+        """One of STATES."""
+        return "lost" if self.lost else "draining" if self.draining else "ready"
 
     def row(self) -> dict[str, Any]:
         """Return the member as plain values."""

@@ -149,6 +149,14 @@ class Node:
             "files": "files" in self._settings.tools,
         }
 
+    async def metrics(self) -> str:
+        """Return the metrics in the format of Prometheus; empty without prometheus-client."""
+        if self._app is None or self._sessions is None:
+            return ""
+        levels = await self._app.levels(self._sessions.calls)
+        found = self._app.shared.events.meters.text(levels)
+        return "" if found is None else found[0].decode()
+
     async def call(
         self, asked: Mapping[str, Any], tell: ProgressCallback | None = None
     ) -> dict[str, Any]:

@@ -36,7 +36,7 @@ def meters_of_http(settings: Settings) -> Meters:
         from kernel_mcp.telemetry.metrics import Metrics
     except ModuleNotFoundError:
         return Meters()
-    if settings.fleet:  # a front has no sessions
+    if settings.fleet and not settings.fleet_store:  # a front has no sessions
         return Metrics(__version__)
     limits = {
         "sessions_limit": settings.max_sessions,

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.request import Request, urlopen
 
 import anyio
 import pytest
@@ -51,6 +52,27 @@ async def test_a_principal_has_its_sessions_through_any_front_and_nobody_elses(
             assert (await agent.call("list_sessions")).data["sessions"] == []
         async with http_agent(one, era, ada) as agent:
             await agent.call("close_session")
+
+
+async def test_a_front_shows_the_metrics_of_all_nodes(whole: Machines, tmp_path: Path) -> None:
+    ada = add(tmp_path / "tokens", "ada")
+    prometheus = add(tmp_path / "tokens", "prometheus", "--scope", "kernel:metrics")
+    with fronts(whole, tmp_path / "tokens") as (one, _):
+        async with http_agent(one, "auto", ada) as agent:
+            await agent.run("x = 1")
+            name = str((await agent.call("info")).data["session"]).rpartition(".")[2]
+            asked = Request(
+                one.url.removesuffix("/mcp") + "/metrics",
+                headers={"Authorization": f"Bearer {prometheus}"},
+            )
+            with await anyio.to_thread.run_sync(urlopen, asked) as answer:
+                lines = answer.read().decode().splitlines()
+            await agent.call("close_session")
+    assert 'kernel_mcp_nodes{state="ready"} 3.0' in lines
+    for each in ("n2", "n3", "n4"):
+        assert f'kernel_mcp_sessions_limit{{node="{each}"}} 100.0' in lines
+    (cells,) = (line for line in lines if f'cells_total{{node="{name}",outcome="ok"}}' in line)
+    assert float(cells.split()[1]) >= 1
 
 
 async def test_a_task_is_answered_and_cancelled_by_any_front(
