@@ -11,6 +11,8 @@ from typing import TypeAlias
 from kernel_mcp.records import dataclass
 
 DAY_S = 86_400.0
+LAST_S = 250_000_000_000.0
+"""Unix time of the year 9892, near the last of `datetime`."""
 ZONES_S = 14 * 3600.0
 """Maximum offset of time zones."""
 SLACK_S = 60.0
@@ -63,6 +65,9 @@ def both_the_clock(before: str, after: str, was: Run, now: Run) -> bool:
 
     With a time of day they have to lie equally far from their runs, in any time zone.
     """
+    times = (was.began, was.ended, now.began, now.ended)
+    if not all(0.0 < each < LAST_S for each in times):
+        return False  # records of a kernel may have any number
     slack = SLACK_S + (was.ended - was.began) + (now.ended - now.began)
     if _is_time(before) and _is_time(after):
         far = [_of_day(each) - run.began for each, run in ((before, was), (after, now))]
@@ -140,7 +145,7 @@ def _moment(found: dict[str, int], run: Run) -> _Reading | None:
     )
     try:
         moment = datetime(year, found["m"], found["d"], hour, minute, second, tzinfo=timezone.utc)
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
     return float(timegm(moment.timetuple())), "H" not in found
 

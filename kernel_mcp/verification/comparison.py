@@ -9,7 +9,7 @@ from __future__ import annotations
 import binascii
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
-from typing import Any
+from typing import Any, cast
 
 from kernel_mcp.output.images import raster_of
 from kernel_mcp.records import dataclass
@@ -95,7 +95,8 @@ def _shown_values(outputs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for each in outputs:
         if each.get("output_type") == "error":
-            found.append({"error": f"{each.get('ename')}: {each.get('evalue')}"})
+            name, text = (_joined(each.get(part, "")) for part in ("ename", "evalue"))
+            found.append({"error": f"{name}: {text}"})
         elif each.get("output_type") != "stream":
             data = each.get("data")
             found.append(_originals(data) if isinstance(data, Mapping) else {})
@@ -122,7 +123,8 @@ def _named(value: Mapping[str, Any] | None) -> str:
 def _value(kind: str, one: object, other: object, was: Run, now: Run) -> Iterator[Difference]:
     if kind in _IGNORED:
         return
-    if kind.startswith("application/") and kind.endswith("json"):
+    is_json = kind.startswith("application/") and kind.endswith("json")
+    if is_json or not (_is_text(one) and _is_text(other)):
         yield from _json(kind, one, other)
         return
     before, after = _joined(one), _joined(other)
@@ -174,8 +176,15 @@ def _scalars_equal(one: object, other: object) -> bool:
     return type(one) is type(other) and one == other
 
 
+def _is_text(value: object) -> bool:
+    """Return True for a text of nbformat, which may be a list of lines."""
+    if isinstance(value, list):
+        return all(isinstance(each, str) for each in value)
+    return isinstance(value, str)
+
+
 def _joined(value: object) -> str:
-    """Return a text of nbformat, which may be a list of lines."""
-    if isinstance(value, str):
-        return value
-    return "".join(map(str, value)) if isinstance(value, list) else str(value)
+    """Return a text of nbformat; of another value a few words."""
+    if not _is_text(value):
+        return _brief(value)
+    return value if isinstance(value, str) else "".join(cast("list[str]", value))

@@ -7,9 +7,11 @@ import platform
 import sys
 import time
 from collections.abc import Collection, Sequence
+from typing import cast
 
 from kernel_mcp.errors import WorkspaceError
 from kernel_mcp.files.workspace import Workspace
+from kernel_mcp.output.markup import utf8
 from kernel_mcp.sessions.session import Session
 from kernel_mcp.sessions.verified import Verified
 from kernel_mcp.verification.files import digests_of, opened
@@ -87,7 +89,7 @@ def receipt_of(
     seen: dict[str, tuple[set[int], bool]] = {}
     for number, step in enumerate(steps, 1):
         for path, mode, _ in opened(step):
-            if mode != "d":
+            if mode != "d" and path.isprintable():
                 by, written = seen.get(path, (set(), False))
                 seen[path] = by | {number}, written or "w" in mode
     digests = digests_of(workspace, sorted(seen))
@@ -101,6 +103,7 @@ def receipt_of(
     }
     records = [step.record for step in steps if step.record]
     last = records[-1] if records else {}
+    words = utf8(report.text).decode()[:200]
     return Receipt(
         made=round(time.time(), 3),
         result=made,
@@ -112,7 +115,7 @@ def receipt_of(
         cells=cells,
         inputs=files[False],
         outputs=files[True],
-        differences=() if report.verdict is Verdict.REPRODUCED else (report.text[:200],),
+        differences=() if report.verdict is Verdict.REPRODUCED else (words,),
     )
 
 
@@ -127,4 +130,5 @@ def _result(compared: Compared, verdict: Verdict) -> CellResult:
 
 
 def _number(value: object) -> int:
-    return value if isinstance(value, int) and not isinstance(value, bool) else 0
+    is_seed = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**32
+    return cast("int", value) if is_seed else 0

@@ -433,3 +433,24 @@ def test_outputs_of_other_types_are_named_by_them() -> None:
     one, other = result(text__plain="5"), result(text__plain="5", text__html="<b>5</b>")
     found = first_difference([one], [other], WAS, NOW)
     assert found == Difference("outputs", 0, 0, "text/plain", "text/html, text/plain", 0)
+
+
+@pytest.mark.parametrize("began", [float("nan"), float("inf"), -1e300, 0.0, 1e300, 2.5e11])
+def test_a_run_of_no_time_has_no_clock(began: float) -> None:
+    for was, now in ((Run(began, began), NOW), (WAS, Run(began, began))):
+        for one, other in (("2026-01-01", "2026-01-02"), ("10:00:01", "11:15:31"), ("5", "6")):
+            assert first_difference([stream(one)], [stream(other)], was, now) is not None
+
+
+def test_texts_that_are_none_are_compared_by_value() -> None:
+    deep: Any = 1
+    for _ in range(50_000):
+        deep = [deep]
+    for kind in ("text/html", "text/plain", "image/png", "x"):
+        outputs = [of_type(kind, {"a": 1})], [of_type(kind, {"a": 2})]
+        assert first_difference(*outputs, WAS, NOW) == Difference(kind, 0, 0, "1", "2", 0)
+        first_difference([of_type(kind, deep)], [of_type(kind, "text")], WAS, NOW)
+    error = {"output_type": "error", "ename": deep, "evalue": deep}
+    assert first_difference([error], [error], WAS, NOW) is None
+    while isinstance(deep, list):
+        deep = deep[0]
