@@ -21,6 +21,7 @@ from kernel_mcp.sessions.notebook_export import notebook
 from kernel_mcp.sessions.session import Session
 from kernel_mcp.tools.results import notice_result
 from kernel_mcp.verification.files import digests_of, opened
+from kernel_mcp.verification.receipt import read_receipt
 from kernel_mcp.verification.runnable import RunnableScript, runnable_script
 
 NOTEBOOK, LOCK, PINS, DATA, RECEIPT = (
@@ -62,7 +63,8 @@ async def export_all(
     write = partial(_write, session, path, pinned, zipped=zipped)
     place, size = await anyio.to_thread.run_sync(write, limiter=limiter)
     where = place if zipped else path
-    result = notice_result(" ".join(_words(where, made, pinned, session)))
+    told = await anyio.to_thread.run_sync(_words, where, made, pinned, session)
+    result = notice_result(" ".join(told))
     uri = f"kernel://{session.handle}/files/{quote(place)}"
     mime = _LINKS["zip" if zipped else "folder"]
     result.content.append(ResourceLink(uri=uri, name=place, mime_type=mime, size=size))
@@ -98,12 +100,21 @@ def _write(session: Session, path: str, pinned: PinnedScript, *, zipped: bool) -
         files[PINS] = pinned.requirements.encode()
     if data := _data(session):
         files[DATA] = data
-    if session.verified is not None:
-        files[RECEIPT] = session.verified.receipt
+    if receipt := _receipt(session):
+        files[RECEIPT] = receipt
     if zipped:
         return _save(session, f"{path}.zip", _zip(path.rpartition("/")[2], files))
     sizes = [_save(session, f"{path}/{name}", data) for name, data in files.items()]
     return sizes[0]
+
+
+def _receipt(session: Session) -> bytes:
+    """Return the receipt of the last verification if it is of these cells; empty otherwise."""
+    if session.verified is None:
+        return b""
+    codes = [cell.recorded for cell in session.cells if cell.recorded.strip()]
+    stale = read_receipt(session.verified.receipt).stale(codes)
+    return b"" if stale else session.verified.receipt
 
 
 def _data(session: Session) -> bytes:
@@ -146,11 +157,15 @@ def _words(place: str, made: RunnableScript, pinned: PinnedScript, session: Sess
             f"uv could not lock its packages ({pinned.reason}), so {PINS} has the installed "
             f"versions, without hashes of an index: `uv run {SCRIPT}` takes these versions."
         )
-    told.append(
-        f"{RECEIPT} is that of the last verification."
-        if session.verified is not None
-        else "There is no receipt, as the cells were not verified."
-    )
+    if session.verified is None:
+        told.append("There is no receipt, as the cells were not verified.")
+    elif _receipt(session):
+        told.append(f"{RECEIPT} is that of the last verification.")
+    else:
+        told.append(
+            "There is no receipt: the last verification was of other cells than those of this "
+            "session. verify without `path` is of these, unless a kernel was lost or cells undone."
+        )
     for numbers, words in (
         (made.left, "Left out, as they did not end well or were undone"),
         (made.replaced, f"IPython commands are comments in {SCRIPT}"),

@@ -148,13 +148,14 @@ def _compared(before: str, after: str, row: int, was: Run, now: Run) -> _Compare
 
 
 def _word(token: re.Match[str]) -> str:
-    """Return what differs, up to the next space, with its sign."""
+    """Return what differs, up to the next space or tag, with its sign and without brackets."""
     row, start = token.string, token.start()
     if start and row[start - 1] in "+-":
         start -= 1
     text = row[start : token.end() + SHOWN_CHARS]
     inner = token.end() - start
-    return shown(text[:inner] + text[inner:].partition(" ")[0])
+    rest = text[inner:].partition(" ")[0].partition("<")[0]
+    return shown(text[:inner] + rest.rstrip(",;:)]}'\""))
 
 
 def _around(token: re.Match[str]) -> str:

@@ -190,6 +190,20 @@ async def test_a_verification_leaves_a_receipt_and_marks(servers: Servers) -> No
             assert archive.read("c/data.sha256").decode() == f"{digest(b'1 2')}  in.txt\n"
 
 
+async def test_a_receipt_of_other_cells_is_in_no_folder(servers: Servers) -> None:
+    async with servers.agent("--allow", "*") as notebook:
+        await notebook.run("x = 1")
+        await notebook.call("verify", wait=120)
+        await notebook.run("x + 1")
+        answer = await notebook.call("export_notebook", path="c", format="folder")
+        assert "There is no receipt: the last verification was of other cells" in answer.text
+        assert "receipt.json" not in (await notebook.call("list_files", path="c")).text
+        await notebook.call("verify", wait=120)
+        answer = await notebook.call("export_notebook", path="c", format="folder")
+        assert "receipt.json is that of the last verification." in answer.text
+        assert "c/receipt.json" in (await notebook.call("list_files", path="c")).text
+
+
 async def test_a_receipt_of_cells_that_differ_says_which(servers: Servers) -> None:
     async with servers.agent("--allow", "*") as notebook:
         await notebook.run("import os")

@@ -180,7 +180,7 @@ DIFFERENT = [
     ("1e-17", "-2e-17", None, None),
     ("nan", "0.0", None, None),
     ("1000000007", "1000000009", None, None),
-    ("{'a', 'b'}", "{'b', 'a'}", "a',", "b',"),
+    ("{'a', 'b'}", "{'b', 'a'}", "a", "b"),
     ("a  b", "a b", None, None),
     ("a\nb", "a\nb\nc", "", "c"),
     ("a\nb", "a", "b", ""),
@@ -241,7 +241,7 @@ def test_errors_by_name_and_value() -> None:
     error = {"output_type": "error", "ename": "KeyError", "evalue": "'a'", "traceback": ["one"]}
     assert first_difference([error], [{**error, "traceback": ["other"]}], WAS, NOW) is None
     found = first_difference([error], [{**error, "evalue": "'b'"}], WAS, NOW)
-    assert found == Difference("error", 1, 12, "a'", "b'", 0)
+    assert found == Difference("error", 1, 12, "a", "b", 0)
     assert first_difference([error], [], WAS, NOW) is not None
 
 
