@@ -55,6 +55,8 @@ from kernel_mcp.output.images import sniff
 from kernel_mcp.records import dataclass
 from kernel_mcp.units import MIB
 
+MOST_WRITTEN = 10_000
+
 
 @dataclass(frozen=True, slots=True)
 class FileContent:
@@ -107,6 +109,8 @@ class Workspace:
         self._file_bytes = file_bytes
         self._opener = opener
         self.quota = DiskQuota(root, disk_bytes, opener)
+        self.written: set[str] = set()
+        """Names of files that tools have written, of at most `MOST_WRITTEN`."""
 
     @property
     def mounted(self) -> list[str]:
@@ -266,7 +270,12 @@ class Workspace:
                     replace_file(folder, place.parts[-1], data, owner)
                 finally:
                     os.close(folder)
+            self._note_written(place.name)
         return len(data)
+
+    def _note_written(self, name: str) -> None:
+        if len(self.written) < MOST_WRITTEN:
+            self.written.add(name)
 
     def open_file(self, path: str) -> OpenFile:
         """Open a regular file of any size for reading; the caller closes it."""
@@ -314,6 +323,7 @@ class Workspace:
                     upload.put(folder, place.parts[-1], owner)
                 finally:
                     os.close(folder)
+            self._note_written(place.name)
         return not before
 
     def remove_entry(self, path: str, allowed: Condition) -> None:

@@ -108,8 +108,9 @@ async def _judge(
     steps, notebook = await anyio.to_thread.run_sync(work)
     if not steps:
         raise InputError("There is nothing to verify: no cell with code has run.")
-    made = files.made_by(log)
     root = session.workspace.root
+    born = await anyio.to_thread.run_sync(files.born_in, log, session.workspace)
+    made = files.made_by(log) | born
     changed = await anyio.to_thread.run_sync(partial(files.changed, steps, made, root))
     repeat = Replayer(manager, caller, session, notebook, own.doors, own.tell, made)
     return Judge(steps, log, repeat, changed)

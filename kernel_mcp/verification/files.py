@@ -13,12 +13,15 @@ from kernel_mcp.errors import WorkspaceError
 from kernel_mcp.files.workspace import Workspace
 from kernel_mcp.units import MIB
 from kernel_mcp.verification.steps import Log, Step
+from kernel_specs import linux
 from kernel_specs.restricted.record import digest
 
 MOST_HASHED_BYTES = 1024 * MIB
 """Bytes of files whose digests are taken, all together; others are left out."""
 MOST_DIGESTS = 1000
 _CHUNK = MIB
+_SLACK_S = 0.01
+"""Seconds by which the clock of file systems may be behind: a tick of the slowest kernels."""
 
 
 class Recorded(Protocol):
@@ -50,6 +53,48 @@ def made_by(log: Log) -> frozenset[str]:
                 made.add(path)
             known.add(path)
     return frozenset(made)
+
+
+def born_in(log: Log, workspace: Workspace) -> frozenset[str]:
+    """Return entries of the workspace that came into being while a cell ran. Blocking.
+
+    Cells make these without Python's `open`: by programs, as databases, as links. A file that a
+    cell has read before is none of them, as it was replaced, nor one that a tool has written.
+    """
+    root = workspace.root
+    spans: list[tuple[float, float]] = []
+    read: dict[str, float] = {}
+    for step in log.steps:
+        began, took = step.record.get("time"), step.record.get("took")
+        if not isinstance(began, (int, float)) or not isinstance(took, (int, float)):
+            continue
+        spans.append((began - _SLACK_S, began + took + _SLACK_S))
+        for path, mode, then in opened(step):
+            if then and mode != "w":
+                read.setdefault(path, began + took)
+    found = set()
+    for folder, names, files, fd in os.fwalk(root, follow_symlinks=False):
+        for name in (*names, *files):
+            path = os.path.relpath(os.path.join(folder, name), root)  # noqa: PTH118
+            birth = _birth(name, fd)
+            is_new = any(first <= birth <= last for first, last in spans)
+            if is_new and path not in workspace.written and read.get(path, birth) >= birth:
+                found.add(path)
+    return frozenset(found)
+
+
+def _birth(name: str, folder: int) -> float:
+    """Return the Unix time in seconds at which an entry was made; 0 if that is unknown."""
+    try:
+        fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+    except OSError:
+        return 0.0
+    try:
+        return linux.birth_time(fd) / 1e9
+    except OSError:
+        return 0.0
+    finally:
+        os.close(fd)
 
 
 def changed(steps: Sequence[Step], made: frozenset[str], root: Path) -> dict[str, str]:

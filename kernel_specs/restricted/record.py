@@ -64,6 +64,7 @@ class Recorder:
         self._on = False
         found: dict[str, Any] = {
             "time": self._began,
+            "took": round(time.time() - self._began, 3),
             "pid": self._pid,
             "seed": self._seed,
             "threads": threading.active_count(),
