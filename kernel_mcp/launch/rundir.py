@@ -114,11 +114,18 @@ def listening(connection: ConnectionInfo) -> list[int]:
 
 
 def listening_at(path: str) -> int:
-    """Return a Unix socket that listens at a new path; the caller closes it. Raises OSError."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as made:
-        made.bind(path)
-        made.listen(BACKLOG)
-        return made.detach()
+    """Return a Unix socket that listens at a new path; the caller closes it. Raises OSError.
+
+    The socket itself shows no path of the host to the process that gets it.
+    """
+    place = os.open(Path(path).parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as made:
+            made.bind(f"/proc/self/fd/{place}/{Path(path).name}")
+            made.listen(BACKLOG)
+            return made.detach()
+    finally:
+        os.close(place)
 
 
 def boot_content(

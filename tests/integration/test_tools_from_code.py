@@ -124,6 +124,17 @@ async def test_errors_show_no_frames_of_ours_and_descriptions_are_shown() -> Non
             made.close()
 
 
+async def test_the_socket_shows_no_path_of_the_host() -> None:
+    with RunDirectory.create() as runs:
+        async with notebook(runs, sandbox=BwrapSandbox.detect(), tools=True) as book:
+            cell = await book.run(
+                "import mcp_tools, os, socket\n"
+                "print(socket.socket(fileno=os.dup(mcp_tools.fileno())).getsockname())"
+            )
+            assert cell.text.startswith("/proc/self/fd/")
+            assert str(runs.path.parent) not in cell.text
+
+
 async def test_without_tools_there_is_no_such_module_and_no_socket() -> None:
     with RunDirectory.create() as runs:
         async with notebook(runs, sandbox=BwrapSandbox.detect()) as book:

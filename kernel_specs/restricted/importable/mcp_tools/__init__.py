@@ -41,6 +41,8 @@ __all__ = [
     "servers",
 ]
 __path__ = []  # below this package there are servers alone
+for _own in ("calls", "functions", "values"):
+    globals().pop(_own)
 
 on_progress: Callable[[Any, Any, str], object] | None = None
 fileno, servers = gateway.fileno, directory.servers

@@ -200,3 +200,9 @@ def test_functions_are_saved_and_loaded_without_the_gateway(out: Out, gateway: G
     )
     assert said == "<tool crm.echo> echo\n{'a': 1} True\n"
     assert [gateway.events.get()[0] for _ in range(2)] == ["list", "call"]
+
+
+def test_parts_of_the_module_hide_no_server(out: Out, gateway: Gateway) -> None:
+    gateway.servers = [{"name": name, "tools": [tool("echo")]} for name in ("values", "calls")]
+    said = out("from tools import values, calls\nprint(values.echo(a=1), calls.echo(a=2))")
+    assert said == "{'a': 1} {'a': 2}\n"
