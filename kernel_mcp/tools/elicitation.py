@@ -26,16 +26,19 @@ from kernel_mcp.barriers import Barrier
 from kernel_mcp.errors import InputError
 from kernel_mcp.sessions.notifications import PendingReceipt, ResponseContext
 from kernel_mcp.sessions.questions import Answer, Question
-from kernel_mcp.tools.asking import Putter, answer_of, owner_of, question_in
+from kernel_mcp.tools.asking import WAITS, Putter, answer_of, owner_of, question_in
 from kernel_mcp.tools.calls import CONVERTED, Call
 from kernel_mcp.tools.jobs import KEY_BYTES, VERSIONS, Job, Jobs, declared, deliver
-from kernel_mcp.tools.results import CELL_KEY, refusal
+from kernel_mcp.tools.results import CELL_KEY, notice_block, refusal
 
 CELLS = frozenset({"execute", "wait"})
 RUNS = frozenset({"run_cells", "run_script"})
 """Tools whose calls are jobs."""
 STATE_S = 7 * 24 * 3600.0
 """Seconds for which the state of an asked client is valid: longer than a person may think."""
+MOST_ROUNDS = 8
+"""Questions of one call; the client of the SDK gives up after 10 (`input_required_max_rounds`)."""
+ASKS_ON = WAITS + ": call wait, which has it asked"
 GONE = (
     "The call that asked this has no result here: it has ended, or the server was started again. "
     "Look with wait what became of the cell before you run the code again."
@@ -114,10 +117,11 @@ class Elicitation:
         state: str | None,
         answers: list[Answer],
     ) -> CallToolResult | InputRequiredResult:
-        caller, receipt = call.caller, PendingReceipt()
+        caller, receipt, rounds = call.caller, PendingReceipt(), 0
         call = replace(call, caller=replace(caller, response=ResponseContext(receipt)))
         if state is not None:
             known = json.loads(state)
+            rounds = int(known["rounds"])
             wait = {"wait": arguments["wait"]} if "wait" in arguments else {}
             call = replace(
                 call,
@@ -132,11 +136,16 @@ class Elicitation:
                 self._putter.close(owner_of(caller, known["session"], known["cell"]))
             deliver(receipt, caller)
             return answer
+        if rounds >= MOST_ROUNDS:
+            answer.content.append(notice_block(ASKS_ON.format(question.cell)))
+            deliver(receipt, caller)
+            return answer
         receipt.lose()
         outcome: Mapping[str, Any] = (answer.meta or {})[CELL_KEY]
         session, cell = str(outcome["session"]), int(outcome["cell"])
         request = await self._putter.of_cell(self._jobs.calls, caller, session, cell, question)
-        state = json.dumps({"session": session, "cell": cell, "key": question.key})
+        known = {"session": session, "cell": cell, "key": question.key, "rounds": rounds + 1}
+        state = json.dumps(known)
         return _asking(question, request, state)
 
     async def _put(self, context: Context[Any, Any], principal: str, question: Question) -> Answer:
@@ -187,9 +196,13 @@ class Elicitation:
             job = await self._jobs.begin(tool, arguments, call)
         try:
             await job.settle(until_asked=True)
+            while job.rounds >= MOST_ROUNDS and job.question is not None:
+                job.take(Answer(job.question.key, "cancel"))  # no other call can ask it
+                await job.settle(until_asked=True)
         except anyio.get_cancelled_exc_class():
             self._jobs.cancel(job)
             raise
+        job.rounds += 1
         if (question := job.question) is not None and not job.done.is_set():
             give = partial(job.give, question.key)
             request = await self._putter.request(job.principal, job.id, question, give)

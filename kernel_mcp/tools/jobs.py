@@ -49,6 +49,8 @@ class Job:
         self.done = anyio.Event()
         self.ended_at = 0.0
         self.scope = anyio.CancelScope()
+        self.rounds = 0
+        """Number of questions that its client was asked within one call."""
         self.question: Question | None = None
         """The open question, unless the client has opened its page."""
         self._open: Question | None = None
@@ -70,7 +72,9 @@ class Job:
                 await self._answered.wait()
             return self._response
         finally:
-            self.question, self._open, self._asked = None, None, anyio.Event()
+            self.question, self._open = None, None
+            if self._asked.is_set():  # else a call waits for it already
+                self._asked = anyio.Event()
 
     def take(self, answer: Answer) -> None:
         """Take an answer; one to no open question is dropped."""

@@ -95,3 +95,23 @@ async def test_a_signal_handler_that_asks_while_its_thread_waits_gets_an_error()
         await give(one, task, key, "Ada")
         text = text_of((await one.ended(await one.get(task["taskId"])))["result"])
         assert "('Ada', ['reentrant call of input()'])" in text, text
+
+
+async def test_a_call_asks_no_more_often_than_clients_go_along_with() -> None:
+    async def elicit(
+        context: ClientRequestContext, params: types.ElicitRequestParams
+    ) -> types.ElicitResult:
+        return types.ElicitResult(action="accept", content={"answer": "1"})
+
+    code = "n = 0\nfor _ in range(20): n += int(input('?'))\nprint(n)"
+    async with Client(command("--warm", "0"), elicitation_callback=elicit) as client:
+        one = Agent(client)
+        answer = await one.run(code)
+        for _ in range(2):
+            assert answer.status == "running"
+            assert "call wait, which has it asked" in answer.text
+            answer = await one.call("wait")
+        assert answer.text.startswith("20\n"), answer.text
+        script = await one.call("run_script", script=code)
+        assert "nobody to ask" in script.text, script.text
+        assert "8 answered" in script.text
