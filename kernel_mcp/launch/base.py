@@ -190,6 +190,7 @@ class Replay:
     cold     True for a new interpreter, whose hash seed is its own; False for a fork if possible
     shuffle  seed of the order in which folders are listed; 0 for the order of the file system
     seed     seed of the generators of `random` and numpy; 0 for the entropy of the system
+    hashes   seed of the hashes of texts, from Python 3.11 on; 0 for another one each time
     layer    further package layer, which the kernel does not change
     opened   doors that stay open, of `DOORS`
     """
@@ -197,6 +198,7 @@ class Replay:
     cold: bool = True
     shuffle: int = 0
     seed: int = 0
+    hashes: int = 0
     layer: Path | None = None
     opened: frozenset[str] = frozenset()
 
@@ -224,6 +226,16 @@ class LaunchRequest:
     program: Program | None = None
     tools: bool = False
     replay: Replay | None = None
+
+    @property
+    def hash_seed(self) -> int:
+        """The seed of its hashes; 0 if it is not fixed.
+
+        Python reads it without `-I` alone, which no other option replaces before Python 3.11.
+        """
+        minor = self.environment.version.split(".")[1:2]
+        fixed = self.replay is not None and minor and minor[0].isdigit() and int(minor[0]) >= 11
+        return self.replay.hashes if self.replay is not None and fixed else 0
 
     @property
     def writable(self) -> bool:

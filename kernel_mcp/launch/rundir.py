@@ -227,7 +227,8 @@ def argv(request: LaunchRequest, guest: GuestPaths) -> list[str]:
         return [str(request.environment.bare), "-I", "-S", "-B", start, "-f", file]
     return [
         str(request.environment.python),
-        *("-I", "-B", f"{guest.boot}/restricted/boot.py"),
+        *(("-s", "-P") if request.hash_seed else ("-I",)),
+        *("-B", f"{guest.boot}/restricted/boot.py"),
         *("-f", file),
     ]
 
@@ -239,8 +240,10 @@ def environment(request: LaunchRequest, guest: GuestPaths) -> dict[str, str]:
     it only when a process starts.
     """
     libraries = {name: value for name, value in request.variables if name == LIBRARY_PATH}
+    hashes = {"PYTHONHASHSEED": str(request.hash_seed)} if request.hash_seed else {}
     return {
         **libraries,
+        **hashes,
         "PATH": f"{request.environment.python.parent}:{SYSTEM_PATH}",
         "HOME": guest.workspace,
         "LANG": "C.UTF-8",

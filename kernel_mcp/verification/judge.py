@@ -4,7 +4,8 @@ A cause is named only if a replay or a record shows it. The order of the replays
 
 1. a new interpreter with another hash seed, folders listed in another order. Equal: reproduced
 2. a fork with the original's hash seed. Equal: the result depends on that seed, or on that order.
-   Equal to neither: chance, the clock, threads, the network
+   Equal to neither: two replays with all seeds fixed, then with one changed at a time. If those two
+   differ it is chance, the clock, threads or the network
 3. if both give the same, and not the original: the cells of the log put back, one by one
 """
 
@@ -34,6 +35,7 @@ _OF_NETWORK = ("URLError", "ConnectError", "ConnectionError", "ConnectionRefused
 """Exceptions of code that cannot connect."""
 COLD = Replay(cold=True, shuffle=OTHER_ORDER)
 FORKED = Replay(cold=False)
+FIXED = Replay(cold=False, seed=SEED, hashes=SEED)
 _BY_CHANCE = {
     names.OF_RANDOM: Cause.GENERATOR,
     names.OF_NUMPY: Cause.GENERATOR,
@@ -93,7 +95,7 @@ class Judge:
         as_then = first is None or first > place
         if as_then:
             return await self._fragile(run, place)
-        if not Run(run.cells[: place + 1]).agrees(Run(again.cells[: place + 1])):
+        if not _agree(run, again, place):
             return await self._by_chance(run, place)
         return await self._hidden(run, place)
 
@@ -189,8 +191,13 @@ class Judge:
         if first is not None and first <= place:
             text = f"Fragile: {name} depends on the order of a folder's listing{_of(run, place)}."
             return Report(Verdict.FRAGILE, f"{text} `sorted` fixes it.", Cause.FOLDER_ORDER, name)
-        text = f"Fragile: {name} depends on the hash seed{_of(run, place)}."
-        return Report(Verdict.FRAGILE, f"{text} `sorted` fixes it.", Cause.HASH_SEED, name)
+        one, two = [await self._repeat(self._steps, FIXED) for _ in range(2)]
+        other = await self._repeat(self._steps, replace(FIXED, hashes=SEED + 1))
+        if _agree(one, two, place) and not _agree(one, other, place):
+            text = f"Fragile: {name} depends on the hash seed{_of(run, place)}."
+            return Report(Verdict.FRAGILE, f"{text} `sorted` fixes it.", Cause.HASH_SEED, name)
+        text = f"Differs from {name}{_of(run, place)}, by its process. Cause not found."
+        return Report(Verdict.DIFFERS, text, Cause.UNKNOWN, name)
 
     async def _by_chance(self, run: Run, place: int) -> Report:
         name = self._steps[place].name
@@ -200,10 +207,9 @@ class Judge:
             for at in reversed(self._flow.before(place))
             for each in names.chance(self._flow, at)
         }
-        seeded = replace(FORKED, seed=SEED)
-        first, second = [await self._repeat(self._steps, seeded) for _ in range(2)]
-        if Run(first.cells[: place + 1]).agrees(Run(second.cells[: place + 1])):
-            return self._of_generator(head, name, first, place, sources)
+        first, second = [await self._repeat(self._steps, FIXED) for _ in range(2)]
+        if _agree(first, second, place):
+            return await self._of_seed(head, place, first, sources)
         causes = {_BY_CHANCE[each] for each in sources}
         if len(causes) == 1:
             source, at = next(iter(sources.items()))
@@ -213,6 +219,20 @@ class Judge:
             )
         maybe = f" It uses {' and '.join(sorted(sources))}." if sources else ""
         return Report(Verdict.DIFFERS, f"{head}. Cause not found.{maybe}", Cause.UNKNOWN, name)
+
+    async def _of_seed(self, head: str, place: int, fixed: Run, sources: dict[str, int]) -> Report:
+        """Return a report on what two replays had in common that gave the same."""
+        name = self._steps[place].name
+        if not _agree(fixed, await self._repeat(self._steps, replace(FIXED, seed=SEED + 1)), place):
+            return self._of_generator(head, name, fixed, place, sources)
+        for other, cause, what in (
+            (replace(FIXED, hashes=SEED + 1), Cause.HASH_SEED, "the hash seed"),
+            (replace(FIXED, shuffle=OTHER_ORDER), Cause.FOLDER_ORDER, "the order of a folder"),
+        ):
+            if not _agree(fixed, await self._repeat(self._steps, other), place):
+                text = f"Fragile: {name} depends on {what}. `sorted` fixes it."
+                return Report(Verdict.FRAGILE, text, cause, name)
+        return Report(Verdict.DIFFERS, f"{head}. Cause not found.", Cause.UNKNOWN, name)
 
     def _of_generator(
         self, head: str, name: str, run: Run, place: int, sources: dict[str, int]
@@ -245,9 +265,8 @@ class Judge:
                 by = self._steps[readers[-1]].name
                 text = f"{head}. `{path}` {why} since {by} read it."
                 return Report(verdict, text, Cause.FILE_CHANGED, name)
-        if await self._whole_log(place):
-            text = f"{head}. All cells of the log together give it; which of them was not found."
-            return Report(verdict, text, Cause.UNKNOWN, name)
+        if whole := await self._whole_log(place):
+            return Report(verdict, f"{head}. {whole[1]}", whole[0], name)
         return Report(verdict, f"{head}. Cause not found.", Cause.UNKNOWN, name)
 
     async def _restored(self, run: Run, place: int, head: str = "") -> Report | None:
@@ -266,13 +285,33 @@ class Judge:
         done = next((each for each in run.cells if each.step.name == step.name), None)
         return done is not None and done.difference is None and not done.broke
 
-    async def _whole_log(self, place: int) -> bool:
+    async def _whole_log(self, place: int) -> tuple[Cause, str] | None:
+        """Return cause and text if all cells of the log, as they ran, give the original."""
         step = self._steps[place]
-        logged = self._log.until(step.number)
-        if not step.number or not logged or logged[-1].number != step.number:
-            return False
+        logged = self._log.until(step.number) if step.number else []
+        if not logged or logged[-1].number != step.number:
+            return None
         run = await self._repeat(logged, COLD)
-        return len(run.cells) == len(logged) and run.cells[-1].difference is None
+        if len(run.cells) < len(logged) or run.cells[-1].difference is not None:
+            return None
+        there = {each.number for each in self._steps}
+        gone = [each for each in logged if each.number not in there]
+        wanted = {name for at in self._flow.before(place) for name in self._flow.flows[at].uses}
+        near = [
+            each for each in gone if (f := flow_of(each.source)).binds & wanted or f.uses & wanted
+        ]
+        if not near:
+            return Cause.UNKNOWN, "The log gives it; which of its cells was not found."
+        named = ", ".join(each.name for each in near[:5])
+        sources = {each.source.strip() for each in self._steps}
+        if all(each.source.strip() in sources for each in near):
+            return Cause.REPEATED, f"Cells ran more often than once, also as {named}."
+        return Cause.DELETED, f"{named} ran before it and are not in the notebook."
+
+
+def _agree(one: Run, other: Run, place: int) -> bool:
+    """Return True if two replays gave the same up to a place."""
+    return Run(one.cells[: place + 1]).agrees(Run(other.cells[: place + 1]))
 
 
 def _reads(step: Step, path: str) -> bool:

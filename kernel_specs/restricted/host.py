@@ -130,6 +130,9 @@ def _reseed(seed: int | None) -> None:
 
     Without a `seed` they have the entropy of the system.
     """
+    if seed is not None:  # those that a cell imports later would draw from the system's entropy
+        with contextlib.suppress(ImportError):
+            __import__("numpy.random")
     modules: dict[str, Any] = sys.modules
     if random := modules.get("random"):
         random.seed(seed)

@@ -8,7 +8,7 @@ import pytest
 
 from tests.integration.agent import Answer
 from tests.integration.servers import Servers
-from tests.integration.verified import CLEAN, FAULTS, Case, verified
+from tests.integration.verified import CLEAN, FAULTS, LATER, Case, verified
 
 pytestmark = pytest.mark.anyio
 
@@ -16,7 +16,15 @@ FLAGS = ("--allow", "*", "--max-sessions", "20")
 IN_THE_GATE = {
     *("edited-threshold", "edited-and-run-again", "deleted-value", "deleted-definition"),
     *("order-moved-up", "repeated-counter", "earlier-kernel-name", "file-changed", "file-gone"),
-    *("random-far-away", "clock-seconds", "hash-set", "folder-listing", "entropy-uuid"),
+    *(
+        "random-far-away",
+        "hash-group",
+        "deleted-two",
+        "clock-seconds",
+        "hash-set",
+        "folder-listing",
+        "entropy-uuid",
+    ),
     *("addresses", "time-magic", "error-in-function", "writes-once", "appends", "bash", "set-repr"),
 }
 
@@ -37,7 +45,7 @@ def found(answer: Answer) -> dict[str, Any]:
     return made
 
 
-@pytest.mark.parametrize("case", cases(FAULTS))
+@pytest.mark.parametrize("case", cases((*FAULTS, *LATER)))
 async def test_a_planted_fault_is_found_and_its_cause_named(servers: Servers, case: Case) -> None:
     async with servers.agent(*FLAGS) as notebook:
         answer = await verified(notebook, case)

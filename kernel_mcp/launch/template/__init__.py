@@ -192,7 +192,7 @@ class TemplateLauncher:
 
         Raises LaunchError, SandboxUnavailable.
         """
-        if request.replay is not None and (request.replay.cold or not self._forks(request)):
+        if request.replay is not None and not self._forks(request):
             return await self._cold.launch(request)
         supervisor = self._supervisors.pop(request.environment, None)
         if supervisor is not None:
@@ -218,8 +218,13 @@ class TemplateLauncher:
         return kernel
 
     def _forks(self, request: LaunchRequest) -> bool:
-        """Return True if a fork has what is requested: all forks have the server's devices."""
-        return request.has_devices or not self._mounts.devices
+        """Return True if a fork has what a replay requests.
+
+        All forks have the server's devices, and the hash seed of their template.
+        """
+        assert request.replay is not None
+        own = request.replay.cold or request.hash_seed
+        return not own and (request.has_devices or not self._mounts.devices)
 
     @property
     def states(self) -> list[str]:
