@@ -360,7 +360,7 @@ class SessionManager:
 
         Return why it was not saved, empty if it was. `why` is reported to its owner.
         """
-        unsaved = "it is none that outlives the server"
+        unsaved = "only named and default sessions of a server with --persist are"
         if session.persistence.entry is not None:
             unsaved = await self._saver.save_last(session.persistence)
         self.directory.note_end(session, why, saved=not unsaved)

@@ -71,6 +71,20 @@ async def test_the_operator_finds_what_runs_away_stops_it_and_loses_nothing(
         assert [line["event"] for line in operated.trail].count("stop") == 1
 
 
+async def test_what_cannot_be_saved_is_said_and_its_owner_told(tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens"
+    with operating("--tokens", str(tokens), token=add(tokens, "ada")) as operated:
+        await operated.ready()
+        async with http_agent(operated.server) as notebook:
+            await notebook.run("x = 41")
+            stopped = sessions(operated, "stop", "--principal", "ada")
+            assert (stopped.returncode, "not saved: only named" in stopped.stdout) == (1, True)
+            answer = await notebook.run("x")
+            assert "stopped by the operator of the server: its variables and files are gone" in (
+                answer.text
+            )
+
+
 async def test_only_what_is_named_is_stopped_and_what_is_not_there_is_said(tmp_path: Path) -> None:
     with of_two(tmp_path) as (operated, ada, bob):
         await operated.ready()
