@@ -216,11 +216,14 @@ class Machines:
         self.start_node(number)
 
     def run(
-        self, *words: str, variables: Mapping[str, str] = MappingProxyType({})
+        self,
+        *words: str,
+        variables: Mapping[str, str] = MappingProxyType({}),
+        place: int = HEAD,
     ) -> subprocess.CompletedProcess[str]:
         """A command of kernel-mcp in the cluster."""
         return subprocess.run(
-            [sys.executable, "-m", "kernel_mcp", *words, "--fleet-place", f"127.0.0.{HEAD}"],
+            [sys.executable, "-m", "kernel_mcp", *words, "--fleet-place", f"127.0.0.{place}"],
             env={**self.environ, **variables},
             cwd=self.root,
             capture_output=True,

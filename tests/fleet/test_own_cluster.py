@@ -14,7 +14,8 @@ from pathlib import Path
 import anyio
 import pytest
 
-from tests.fleet.machines import PATIENCE_S, Machines, end, running
+from kernel_mcp.fleet.members import LEASE_S, MARGIN_S
+from tests.fleet.machines import PATIENCE_S, Machines, end, running, stopped
 from tests.fleet.test_losses import saved
 from tests.integration.httpclient import http_agent
 from tests.integration.httpserver import http_server
@@ -57,6 +58,22 @@ async def until(url: str, wanted: int) -> str:
             if status == wanted:
                 return text
             await anyio.sleep(0.1)
+
+
+async def test_the_first_node_waits_for_a_registry_that_starts_slowly(pair: Machines) -> None:
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(anyio.to_thread.run_sync, pair.start_node, SECOND)
+        with anyio.fail_after(PATIENCE_S):
+            while not (registry := pair.of_ray("ray::Registry")):
+                await anyio.sleep(0.01)
+        with stopped(registry):
+            await anyio.sleep(LEASE_S + MARGIN_S)  # longer than a lease that was asked for before
+    node = pair.nodes[f"n{SECOND}"]
+    assert running([node.pid]) == [node.pid]
+    assert (
+        f"n{SECOND}  127.0.0.{SECOND}  ready"
+        in pair.run("fleet", "status", "--fleet", pair.address, place=FIRST).stdout
+    )
 
 
 @pytest.mark.parametrize("place", [FIRST, SECOND], ids=["on the head", "elsewhere"])
