@@ -249,8 +249,8 @@ def test_pods_with_kernels_have_the_rights_of_a_server_and_others_less() -> None
 def test_the_manifests_belong_together() -> None:
     kinds = [each["kind"] for each in MANIFESTS]
     expected = ["PersistentVolumeClaim", "RayCluster", "Service", *["NetworkPolicy"] * 2]
-    assert kinds == expected
-    claim, cluster, service, policy, fronts = MANIFESTS
+    assert kinds == [*expected, "PodDisruptionBudget"]
+    claim, cluster, service, policy, fronts, budget = MANIFESTS
     (store,) = (each for each in PODS["nodes"]["volumes"] if each["name"] == "store")
     assert store["persistentVolumeClaim"] == {"claimName": claim["metadata"]["name"]}
     assert claim["spec"]["accessModes"] == ["ReadWriteMany"]
@@ -258,6 +258,7 @@ def test_the_manifests_belong_together() -> None:
     assert service["spec"]["selector"] == {**pods, "ray.io/group": "fronts"}
     assert fronts["spec"]["podSelector"]["matchLabels"] == service["spec"]["selector"]
     assert policy["spec"]["podSelector"]["matchLabels"] == pods
+    assert budget["spec"] == {"maxUnavailable": 1, "selector": {"matchLabels": pods}}
     (within,) = policy["spec"]["ingress"]
     assert within == {"from": [{"podSelector": {"matchLabels": pods}}]}
     (port,) = PODS["fronts"]["containers"][0]["ports"]
