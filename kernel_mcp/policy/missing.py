@@ -129,8 +129,12 @@ def advice(missing: str, code: str, policy: Policy, python: str) -> str:
         return policy.step(wanted, once=policy.once)  # installed, but not allowed
     if policy.has(wanted) or policy.has(wanted.replace("-", "_")):
         return ""
-    if root == TOOL_MODULES[0]:
-        return "No tools are open to code here. Start the server with --tool-servers FILE."
+    if root in TOOL_MODULES:
+        return (
+            f"{root} is no module of the workspace, and no tools of MCP servers are open to code "
+            "here. Start the server with --tool-servers FILE; over HTTP with --tokens, a principal "
+            "needs the door tools:NAME as well."
+        )
     near = close_to(root, policy.installed or (), cutoff=0.8)
     sentences = [
         f"{root} is neither installed nor a module of the workspace.",

@@ -195,8 +195,10 @@ async def test_every_profile_lets_code_import_tools(
         assert answer.text.startswith("[{'customer': 1, 'amount': 10}]")
 
 
-async def test_without_tools_the_answer_names_the_flag(servers: Servers) -> None:
+@pytest.mark.parametrize("name", ["tools", "mcp_tools"])
+async def test_without_tools_the_answer_names_the_flag(name: str, servers: Servers) -> None:
     async with servers.agent() as agent:
-        answer = await agent.run("import mcp_tools")
+        answer = await agent.run(f"import {name}")
         assert "ModuleNotFoundError" in answer.text
-        assert "--tool-servers" in answer.text
+        assert "--tool-servers FILE" in answer.text
+        assert "--allow" not in answer.text
