@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, ExitStack
@@ -31,6 +32,8 @@ _UNDECIDED = {
     "withdraw": "its cell has ended",
 }
 OUTSIDE = "programs that run as the server's user, outside the sandbox"
+AGAIN_S = 0.5
+"""Seconds before the gateway is asked again to connect to a kernel."""
 MOST_SERVERS = 8
 """Servers that one notice names."""
 
@@ -58,6 +61,7 @@ class SessionTools:
         self._gateway = gateway
         self._principal = principal
         self._kernels: WeakKeyDictionary[Kernel, int] = WeakKeyDictionary()
+        self._connected: WeakKeyDictionary[Kernel, float] = WeakKeyDictionary()
         self._always: set[str] = set()
         self._open: dict[int, tuple[str, str, int]] = {}
         """Tool, digest and cell of each call that has begun, or asks; cell 0 is none."""
@@ -86,6 +90,10 @@ class SessionTools:
         path = kernel.handle.sockets.connection.tools
         if not path or not self._gateway or kernel.exit is not None:
             return
+        now, before = time.monotonic(), self._connected.get(kernel, -AGAIN_S)
+        if now - before < AGAIN_S:  # code may ask in a flood, and asks again after a second
+            return
+        self._connected[kernel] = now
         if kernel in self._kernels:
             self._gateway.connect_again(self._kernels[kernel])
             return

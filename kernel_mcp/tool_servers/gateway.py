@@ -161,6 +161,7 @@ class Gateway:
         try:
             operation = request.get("op")
             if operation == "list":
+                self._spend(link)
                 await send(Frame(await self._list(link)))
                 return
             child = self._child(link, request.get("server"))
@@ -265,16 +266,20 @@ class Gateway:
         self, link: KernelLink, child: Child, tool: str, arguments: Mapping[str, Any]
     ) -> int:
         """Count a call, and report that it begins. Raises CallError beyond the budget."""
-        link.calls_left -= 1
-        if link.calls_left < 0:
-            raise CallError(
-                "refused", f"one cell may call tools {CALLS:,} times; go on in another cell"
-            )
+        self._spend(link)
         number = next(self._numbers)
         name = _plain(f"{child.server.name}.{tool}")
         about = {"kernel": link.number, "tool": name, "hash": _digest(arguments)}
         self._send({"begins": number, **about})
         return number
+
+    def _spend(self, link: KernelLink) -> None:
+        """Count a request against the budget of a cell. Raises CallError beyond it."""
+        link.calls_left -= 1
+        if link.calls_left < 0:
+            raise CallError(
+                "refused", f"one cell may call tools {CALLS:,} times; go on in another cell"
+            )
 
     async def _counted(
         self, link: KernelLink, number: int, work: Awaitable[Frame], send: Send

@@ -22,6 +22,7 @@ from kernel_mcp.launch.tool_gateway import ToolGateway
 from kernel_mcp.linux.proc import WatchedProcess
 from kernel_mcp.tool_servers.frames import Frame, read_frame
 from kernel_mcp.tool_servers.kernels import CONNECTIONS, IN_FLIGHT_BYTES, KernelLink, Send
+from kernel_mcp.tool_servers.policy import CALLS, Rate
 from tests import crm
 
 pytestmark = pytest.mark.anyio
@@ -484,3 +485,31 @@ async def test_a_line_without_an_end_ends_its_program_alone(tmp_path: Path) -> N
     async with gateway(tmp_path, server=wrong) as made, kernel(made, tmp_path) as one:
         assert (await one.call("list_customers"))["kind"] == "unavailable"
         assert made._process.running
+
+
+async def test_a_cell_has_a_budget_of_calls(tmp_path: Path) -> None:
+    async with gateway(tmp_path, "*") as made, kernel(made, tmp_path, servers=[]) as one:
+        connection = await one.connection()
+        for _ in range(CALLS):
+            assert "servers" in (await connection.ask(op="list")).header
+        spent = await connection.ask(op="list")
+        assert spent.header["error"]["kind"] == "refused"
+        assert "2,000 times" in spent.header["error"]["text"]
+        made.begin_cell(one.number)
+        made.connect_again(one.number)  # behind it
+        while "error" in (await connection.ask(op="list")).header:
+            pass
+
+
+async def test_calls_beyond_the_rate_of_a_server_wait() -> None:
+    rate, begun = Rate(2, 3600.0), []
+
+    async def call() -> None:
+        await rate.wait()
+        begun.append(1)
+
+    calls = [asyncio.ensure_future(call()) for _ in range(3)]
+    await asyncio.wait(calls[:2], timeout=SECONDS)
+    assert len(begun) == 2
+    assert not calls[2].done()
+    calls[2].cancel()
