@@ -253,7 +253,8 @@ async def _run_until_ended(
         print(f"kernel-mcp: error: node {name} has ended; its log is Ray's", file=sys.stderr)
         code = 1
     if watched:
-        await registry.end.remote(name, life)
+        with anyio.move_on_after(LAST_S):  # without the head, Ray would wait for a minute
+            await registry.end.remote(name, life)
     return code
 
 
