@@ -65,6 +65,8 @@ class ToolGateway:
             )
         self._numbers = itertools.count(1)
         self._kernels: dict[int, tuple[Mapping[str, Any], ToolCaller]] = {}
+        self._left: dict[int, ToolCaller] = {}
+        """Callers of kernels that have ended, until the ends of all their calls are known."""
         self._process = HelperProcess(
             "the gateway of tool servers",
             lambda fd: bare_program("kernel_mcp.tool_servers.gateway", str(fd), packages=True),
@@ -107,7 +109,9 @@ class ToolGateway:
 
     def disconnect(self, number: int) -> None:
         """Close the connections of a kernel, and cancel its calls."""
-        if self._kernels.pop(number, None) is not None:
+        held = self._kernels.pop(number, None)
+        if held is not None and self._process.running:
+            self._left[number] = held[1]
             self._process.send({"gone": number})
 
     def cut(self, number: int) -> None:
@@ -133,10 +137,14 @@ class ToolGateway:
 
     def _on_message(self, message: dict[str, Any], fds: list[int]) -> None:
         linux.close_all(fds)
-        held = self._kernels.get(int(message["kernel"]))
-        if held is None:
+        number = int(message["kernel"])
+        if "left" in message:
+            self._left.pop(number, None)
             return
-        caller = held[1]
+        held = self._kernels.get(number)
+        caller = self._left.get(number) if held is None else held[1]
+        if caller is None:
+            return
         if "ends" not in message:
             tool, digest = str(message["tool"]), str(message["hash"])
         if "asks" in message:
@@ -148,5 +156,6 @@ class ToolGateway:
             caller.ends(int(message["ends"]), facts)
 
     def _on_end(self, _why: str) -> None:
-        for _, caller in list(self._kernels.values()):
+        left, self._left = self._left, {}
+        for caller in [*(each for _, each in self._kernels.values()), *left.values()]:
             caller.lost()

@@ -17,6 +17,7 @@ Messages to the server:
     {"asks": call, "kernel": n, "tool": text, "hash": text, "shown": text}
         may this call run? `hash` is the SHA-256 of its arguments
     {"begins": call, "kernel": n, "tool": text, "hash": text}
+    {"left": n, "kernel": n}             the calls of a kernel that has gone have ended
     {"ends": call, "kernel": n, "end": text, "seconds": s, "bytes": n}
         for each call that has begun or asked; `end` is ok, cancelled or a kind of error
 """
@@ -143,13 +144,19 @@ class Gateway:
         """Close a kernel's connections, and the servers of a principal without another kernel."""
         link = self._kernels.pop(number, None)
         if link is None:
+            self._send({"left": number, "kernel": number})
             return
-        self._spawn(link.aclose())
+        self._spawn(self._leave(link))
         if link.principal and all(
             each.principal != link.principal for each in self._kernels.values()
         ):
             for key in [key for key in self._children if key[0] == link.principal]:
                 self._spawn(self._children.pop(key).aclose())
+
+    async def _leave(self, link: KernelLink) -> None:
+        """Cancel the calls of a kernel that has ended; then report that it has none any more."""
+        await link.aclose()
+        self._send({"left": link.number, "kernel": link.number})
 
     def _spawn(self, work: Awaitable[Any]) -> None:
         task = asyncio.ensure_future(work)

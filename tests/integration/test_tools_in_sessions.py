@@ -108,6 +108,33 @@ async def test_an_interrupt_cancels_the_calls_of_threads(servers: Servers, tmp_p
         await works(agent)
 
 
+@pytest.mark.parametrize("way", ["reset", "close"])
+async def test_all_calls_are_in_the_audit_trail_that_end_with_their_kernel(
+    way: str, tmp_path: Path
+) -> None:
+    trail = tmp_path / "audit.jsonl"
+    async with serving(*flags(tmp_path), "--audit-log", str(trail), *IDLE) as agent:
+        session = (await agent.call("create_session")).data["session"]
+        await works(agent, session)
+        await agent.run(
+            "import threading\n"
+            "from tools import crm\n"
+            "each = [threading.Thread(target=crm.wait_long) for _ in range(5)]\n"
+            "for thread in each: thread.start()\n"
+            "for thread in each: thread.join()",
+            session=session,
+            wait=0,
+        )
+        await noted(tmp_path, "waits", 5)
+        await agent.call(ENDS[way], session=session)
+        with anyio.fail_after(60):
+            while trail.read_text().count('"end": "cancelled"') < 5:
+                await anyio.sleep(0.01)
+        if way == "reset":
+            await agent.run("x = 1", session=session)
+            await asleep(agent, session)
+
+
 async def test_copies_of_a_kernel_call_by_themselves(tmp_path: Path) -> None:
     async with serving(*flags(tmp_path), "--warm", "0") as agent:
         await agent.run(f"{WORKS}\norders = crm.list_orders", checkpoint=True)
