@@ -180,6 +180,11 @@ class Questions:
         wish = Wish(prompt, reply, choices=choices)
         return wish if self._put(wish) else None
 
+    @property
+    def used_up(self) -> bool:
+        """Return True if the cell has asked as often as one may."""
+        return self._count + len(self._waiting) >= MOST_QUESTIONS
+
     def drop(self, wish: Wish) -> None:
         """Withdraw a question whose answer is no longer needed."""
         if wish is self._wish:
@@ -197,8 +202,7 @@ class Questions:
     def _put(self, wish: Wish) -> bool:
         """Open a question now or in its turn; return False if nobody can be asked."""
         mode: Mode = "url" if wish.secret else "form"
-        most = self._count + len(self._waiting) >= MOST_QUESTIONS
-        if self._ended or self._nobody or mode not in self._modes or most:
+        if self._ended or self._nobody or mode not in self._modes or self.used_up:
             return False
         self._waiting.append(wish)
         if self.open is None:

@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 from kernel_mcp.kernels.factory import KernelRequest
 from kernel_mcp.launch.tool_gateway import ToolGateway
 from kernel_mcp.sessions.events import SessionEvents
-from kernel_mcp.sessions.questions import Questions, Wish
+from kernel_mcp.sessions.questions import MOST_QUESTIONS, Questions, Wish
 
 if TYPE_CHECKING:
     from kernel_mcp.kernels.kernel import Kernel
@@ -34,6 +34,8 @@ _UNDECIDED = {
 OUTSIDE = "programs that run as the server's user, outside the sandbox"
 AGAIN_S = 0.5
 """Seconds before the gateway is asked again to connect to a kernel."""
+NAME_CHARS = 100
+"""Characters of a tool's name in a question."""
 MOST_SERVERS = 8
 """Servers that one notice names."""
 
@@ -129,10 +131,12 @@ class SessionTools:
         cell = self._session.queue.current
         questions = None if cell is None else cell.questions
         reply = partial(self._decided, call, tool)
-        prompt = f"call the tool {tool} with {shown}?"
+        prompt = f"call the tool {_quoted(tool)} with {shown}?"
         wish = None if questions is None else questions.decide(prompt, CHOICES, reply)
         if questions is None or wish is None:
             why = "no cell is running" if cell is None else "the client cannot ask a person"
+            if questions is not None and questions.used_up:
+                why = f"one cell may ask {MOST_QUESTIONS} times; go on in another cell"
             self._gateway.decide(call, "no", _NOBODY.format(tool, why))
         else:
             self._asking[call] = questions, wish
@@ -180,3 +184,9 @@ class SessionTools:
         """See `ToolCaller`."""
         for call in list(self._open):
             self.ends(call, {"end": "unavailable", "seconds": 0.0, "bytes": 0})
+
+
+def _quoted(tool: str) -> str:
+    """Return a name for a person: short, and in quotes if it could be taken for words."""
+    name = tool if len(tool) <= NAME_CHARS else f"{tool[:NAME_CHARS]}…"
+    return name if all(each.isalnum() or each in "._-/…" for each in name) else f'"{name}"'

@@ -36,6 +36,7 @@ import socket
 import time
 from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any, NoReturn
+from weakref import WeakKeyDictionary
 
 from kernel_mcp.barriers import Barrier
 from kernel_mcp.config.tool_servers import ToolServer
@@ -56,6 +57,8 @@ LIST_BYTES = 6 * MIB
 SHOWN_CHARS = 300
 """Characters of a call's arguments that a person is shown."""
 NAME_CHARS = 200
+LIST_WAIT_S = 2.0
+"""Seconds for which a list waits for servers that are still starting."""
 PROGRESS_S = 0.1
 """Least time between two reports of progress of one call."""
 
@@ -72,6 +75,8 @@ class Gateway:
         self._allowed: Sequence[str] = ()
         self._children: dict[tuple[str, str], Child] = {}
         """By principal and name: principals share none."""
+        self._lists: WeakKeyDictionary[Child, asyncio.Task[list[dict[str, Any]]]]
+        self._lists = WeakKeyDictionary()
         self._kernels: dict[int, KernelLink] = {}
         self._numbers = itertools.count(1)
         self._asked: dict[int, asyncio.Future[tuple[str, str]]] = {}
@@ -169,7 +174,7 @@ class Gateway:
             operation = request.get("op")
             if operation == "list":
                 self._spend(link)
-                await send(Frame(await self._list(link)))
+                await send(Frame(await self._list(link, request.get("server"))))
                 return
             child = self._child(link, request.get("server"))
             if operation == "call":
@@ -194,12 +199,22 @@ class Gateway:
             self._children[key] = Child(self._servers[name])
         return self._children[key]
 
-    async def _list(self, link: KernelLink) -> dict[str, Any]:
-        async def of_one(name: str) -> dict[str, Any]:
+    async def _list(self, link: KernelLink, wanted: object) -> dict[str, Any]:
+        """List all servers; only for the one called `wanted` wait as long as it may take."""
+        names = sorted(link.servers)
+        lists = {name: self._tools_of(self._child(link, name)) for name in names}
+        if wanted in link.servers:
+            await asyncio.wait([lists[str(wanted)]])
+        elif lists:
+            await asyncio.wait(lists.values(), timeout=LIST_WAIT_S)
+
+        def of_one(name: str) -> dict[str, Any]:
             child = self._child(link, name)
             row: dict[str, Any] = {"name": name, "description": "", "tools": []}
+            if not lists[name].done():
+                return {**row, "error": f"the tool server {name} is still starting"}
             try:
-                tools = await child.tools()
+                tools = lists[name].result()
             except CallError as error:
                 return {**row, "error": error.text}
             left = LIST_BYTES // len(link.servers)
@@ -212,8 +227,15 @@ class Gateway:
                 row["tools"].append({**tool, "policy": decided})
             return row
 
-        rows = await asyncio.gather(*map(of_one, sorted(link.servers)))
-        return {"servers": rows, "budget": {"calls": CALLS}}
+        return {"servers": [*map(of_one, names)], "budget": {"calls": CALLS}}
+
+    def _tools_of(self, child: Child) -> asyncio.Task[list[dict[str, Any]]]:
+        """Return the work that lists the tools of a server; it goes on if nobody waits."""
+        work = self._lists.get(child)
+        if work is None or work.done():
+            work = self._lists[child] = asyncio.ensure_future(child.tools())
+            work.add_done_callback(_look_at)
+        return work
 
     def _verdict(self, link: KernelLink, server: ToolServer, tool: Mapping[str, Any]) -> str:
         if f"{server.name}.{tool['name']}" in link.always:
@@ -320,6 +342,12 @@ class Gateway:
 
 def _digest(arguments: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(arguments, sort_keys=True).encode()).hexdigest()
+
+
+def _look_at(work: asyncio.Task[Any]) -> None:
+    """Take notice of a failure that nobody waits for: the next list shows it."""
+    if not work.cancelled():
+        work.exception()
 
 
 def _plain(tool: str) -> str:

@@ -22,6 +22,8 @@ from kernel_mcp.units import MIB
 CONNECTIONS = 8
 IN_FLIGHT_BYTES = 64 * MIB
 """Bytes of results of one kernel that it has not read yet."""
+CANCEL_S = 2.0
+"""Seconds for which a connection waits that its server is notified of a cancelled call."""
 _BUFFER_BYTES = MIB
 _LEAST_PAUSE_S, _MOST_PAUSE_S = 0.01, 1.0
 
@@ -163,10 +165,26 @@ class KernelLink:
         finally:
             work.cancel()
             watch.cancel()
-            await asyncio.gather(work, watch, return_exceptions=True)
+            await _ended(work, watch)
         if watch.cancelled():
             return b""
         with suppress(OSError):
             if first := watch.result():
                 return first
         raise FrameError("a connection ended")
+
+
+async def _ended(*tasks: asyncio.Future[Any]) -> None:
+    """Wait until cancelled tasks have ended: a further cancel must not cut what they send last."""
+    waiting = asyncio.ensure_future(asyncio.wait(tasks, timeout=CANCEL_S))
+    cancels = 0
+    while not waiting.done():
+        cancels += 1
+        with suppress(asyncio.CancelledError):
+            await asyncio.shield(waiting)
+            cancels -= 1
+    for each in tasks:
+        if each.done() and not each.cancelled():
+            each.exception()
+    if cancels:
+        raise asyncio.CancelledError

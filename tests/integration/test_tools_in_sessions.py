@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -127,6 +129,7 @@ async def test_all_calls_are_in_the_audit_trail_that_end_with_their_kernel(
         )
         await noted(tmp_path, "waits", 5)
         await agent.call(ENDS[way], session=session)
+        await noted(tmp_path, "cancelled", 5)
         with anyio.fail_after(60):
             while trail.read_text().count('"end": "cancelled"') < 5:
                 await anyio.sleep(0.01)
@@ -210,6 +213,17 @@ async def test_errors_of_tools_name_the_cell_alone(servers: Servers, tmp_path: P
         assert "ToolRefused" in answer.text
         assert "--allow-tool" in answer.text
         assert "mcp_tools/" not in answer.text
+
+
+async def test_a_server_that_never_starts_delays_no_other(tmp_path: Path) -> None:
+    file = Path(listed(tmp_path))
+    rows = json.loads(file.read_text())["mcpServers"]
+    rows["mute"] = {"command": sys.executable, "args": ["-c", "import signal; signal.pause()"]}
+    file.write_text(json.dumps({"mcpServers": rows}))
+    async with serving("--tool-servers", str(file), "--allow-tool", "crm.*") as agent:
+        await works(agent)
+        answer = await agent.run("import tools\ntools.mute")
+        assert "<mute: the tool server mute is still starting>" in answer.text
 
 
 @pytest.mark.parametrize("profile", ["strict", "guarded", "default"])

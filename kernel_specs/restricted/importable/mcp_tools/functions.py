@@ -56,10 +56,13 @@ class Directory:
         self._about: dict[str, Mapping[str, Any]] | None = None
         self._made: dict[str, Server] = {}
 
-    def listed(self, *, again: bool = False) -> dict[str, Mapping[str, Any]]:
-        """Return what is known of each server. Raises ToolError."""
+    def listed(self, *, again: bool = False, of: str = "") -> dict[str, Mapping[str, Any]]:
+        """Return what is known of each server; wait until the server `of` has started.
+
+        Raises ToolError.
+        """
         if self._about is None or again:
-            header, _ = gateway.call({"op": "list"}, note_progress)
+            header, _ = gateway.call({"op": "list", "server": of}, note_progress)
             if "error" in header:
                 raise error_of(header["error"])
             self._about = {str(each["name"]): each for each in header["servers"]}
@@ -100,11 +103,12 @@ class Server(types.ModuleType):
 
     def _about(self, *, again: bool = False) -> Mapping[str, Any]:
         missing = {"error": "the operator's list does not have it"}
-        return directory.listed(again=again).get(self._name, missing)
+        return directory.listed(again=again, of=self._name).get(self._name, missing)
 
-    def _tools(self) -> dict[str, str]:
+    def _tools(self, *, again: bool = False) -> dict[str, str]:
         """Return the names of its tools by identifier. Raises ToolError."""
-        return identifiers([str(each["name"]) for each in self._about().get("tools") or []])
+        listed = self._about(again=again).get("tools") or []
+        return identifiers([str(each["name"]) for each in listed])
 
     def __getitem__(self, name: str) -> Tool:
         for again in (False, True):  # it may have come since
@@ -116,10 +120,10 @@ class Server(types.ModuleType):
     def __getattr__(self, name: str) -> Tool:
         if name.startswith("_"):
             raise AttributeError(name)
-        try:
-            return self[self._tools().get(name, name)]
-        except KeyError as error:
-            raise AttributeError(error.args[0]) from None
+        for again in (False, True):
+            if (own := self._tools(again=again).get(name)) is not None:
+                return self[own]
+        raise AttributeError(self._lacks(name))
 
     def _lacks(self, name: str) -> str:
         """Return the words for a tool that is missing. Raises ToolUnavailable if all are."""

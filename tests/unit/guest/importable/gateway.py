@@ -113,6 +113,9 @@ class Gateway:
         if self.raw is not None:
             connection.sendall(self.raw)
         elif request["op"] == "list":
+            for each in self.servers:  # one that starts late, and is waited for
+                if each["name"] == request["server"] and "then" in each:
+                    each.update(tools=each["then"], error=None)
             send(connection, {"servers": self.servers})
         elif request.get("tool") == "wait":
             if not connection.recv(1):

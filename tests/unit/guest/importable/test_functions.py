@@ -206,3 +206,18 @@ def test_parts_of_the_module_hide_no_server(out: Out, gateway: Gateway) -> None:
     gateway.servers = [{"name": name, "tools": [tool("echo")]} for name in ("values", "calls")]
     said = out("from tools import values, calls\nprint(values.echo(a=1), calls.echo(a=2))")
     assert said == "{'a': 1} {'a': 2}\n"
+
+
+def test_a_server_that_is_still_starting_is_waited_for_where_it_is_used(
+    out: Out, gateway: Gateway
+) -> None:
+    gateway.servers = [
+        {"name": "crm", "tools": [tool("echo")]},
+        {"name": "late", "error": "it is still starting", "tools": [], "then": [tool("get-it")]},
+    ]
+    said = out("from tools import crm, late\nprint(crm.echo(a=1), repr(late), late.get_it._name)")
+    assert said == "{'a': 1} <late: it is still starting> get-it\n"
+    requests = [gateway.events.get() for _ in range(3)]
+    assert [(op, request.get("server")) for op, request in requests] == [
+        *(("list", ""), ("call", "crm"), ("list", "late"))
+    ]
