@@ -109,6 +109,7 @@ def as_text(diagnosis: Diagnosis, *, colour: bool, verbose: bool = False) -> str
             [line for line in parts[0] if UNCOUNTED in line],
             *(_unwell(each, diagnosis, colour=colour) for each in diagnosis.examinations),
             *([[diagnosis.problem]] if diagnosis.problem else []),
+            _tools(diagnosis),
             _kernels(diagnosis),
             _verdict(diagnosis),
         ]
@@ -202,9 +203,14 @@ def _about(diagnosis: Diagnosis) -> list[str]:
         lines.append(f"Code reads the variables {', '.join(diagnosis.variables)}.")
     if diagnosis.used and diagnosis.attached:
         lines += ["Outside any sandbox, sessions may join:", *_bullets(diagnosis.attached)]
-    if diagnosis.used and diagnosis.tools:
-        lines += ["Outside any sandbox, code calls tools of:", *_bullets(diagnosis.tools)]
-    return [*lines, *_kernels(diagnosis)]
+    return [*lines, *_tools(diagnosis), *_kernels(diagnosis)]
+
+
+def _tools(diagnosis: Diagnosis) -> list[str]:
+    """Return lines on the tool servers, whose programs run outside the sandbox."""
+    if not diagnosis.used or not diagnosis.tools:
+        return []
+    return ["Outside any sandbox, code calls tools of:", *_bullets(diagnosis.tools)]
 
 
 def _kernels(diagnosis: Diagnosis) -> list[str]:

@@ -40,6 +40,13 @@ def test_a_kernel_that_fails_is_told_apart_from_the_sandbox() -> None:
     assert text.endswith("uses bwrap, which holds.")
 
 
+@pytest.mark.parametrize("verbose", [False, True])
+def test_servers_of_tools_are_named_as_they_run_outside_the_sandbox(verbose: bool) -> None:
+    found = replace(diagnosis(GOOD), tools=("crm: the program crm-mcp",))
+    text = as_text(found, colour=False, verbose=verbose)
+    assert text.count("Outside any sandbox, code calls tools of:\n    - crm: the program") == 1
+
+
 def test_a_backend_that_enforces_nothing_never_holds() -> None:
     nothing = SandboxReport("none", (), ("nothing is enforced",))
     found = diagnosis(GOOD, used="none", report=nothing)
