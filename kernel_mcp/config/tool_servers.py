@@ -62,14 +62,21 @@ class ToolServer:
             return f"{self.name}: at {urlsplit(self.url).hostname}"
         return f"{self.name}: the program {self.command}, with the rights of the server's user"
 
+    @property
+    def secrets(self) -> list[tuple[str, str]]:
+        """Names and values that no error text may contain."""
+        given = [*self.expanded, *self.env.items(), *self.headers.items()]
+        return [*given, *([("url", self.url)] if self.url else [])]
+
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON for the gateway's process, with its secrets."""
-        return {name: value for name, value in asdict(self).items() if name != "expanded"}
+        return asdict(self)
 
     @classmethod
     def from_json(cls, row: Mapping[str, Any]) -> ToolServer:
         """Return what `to_json` has described."""
-        return cls(**{**row, "args": tuple(row["args"])})
+        expanded = tuple((name, value) for name, value in row["expanded"])
+        return cls(**{**row, "args": tuple(row["args"]), "expanded": expanded})
 
 
 def tool_names(given: object) -> tuple[str, ...]:

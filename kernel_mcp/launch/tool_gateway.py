@@ -14,6 +14,7 @@ from kernel_mcp.config.tool_servers import ToolServer
 from kernel_mcp.errors import ConfigError
 from kernel_mcp.launch.helper import HelperProcess
 from kernel_mcp.linux.process import bare_program, search_path
+from kernel_mcp.output.text import one_line
 from kernel_specs import linux
 from kernel_specs.template import packets
 
@@ -137,6 +138,9 @@ class ToolGateway:
 
     def _on_message(self, message: dict[str, Any], fds: list[int]) -> None:
         linux.close_all(fds)
+        if "said" in message:
+            logger.warning("tool server %s: %s", message["said"], one_line(str(message["text"])))
+            return
         number = int(message["kernel"])
         if "left" in message:
             self._left.pop(number, None)

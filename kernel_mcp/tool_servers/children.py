@@ -13,7 +13,7 @@ import contextlib
 import json
 import logging
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -29,7 +29,8 @@ from pydantic import ValidationError
 
 from kernel_mcp.barriers import reason_of
 from kernel_mcp.config.tool_servers import ToolServer
-from kernel_mcp.tool_servers.frames import BLOB_BYTES, Frame
+from kernel_mcp.output.text import Masks
+from kernel_mcp.tool_servers.frames import BLOB_BYTES, HEADER_BYTES, Frame
 from kernel_mcp.tool_servers.policy import Rate
 from kernel_mcp.tool_servers.programs import StderrEnd, program
 from kernel_mcp.units import KIB, MIB
@@ -43,7 +44,12 @@ DESCRIPTION_CHARS = 4000
 SCHEMA_BYTES = 64 * KIB
 STRUCTURED_BYTES = MIB
 """Structured results from this size on are sent as a blob."""
-_CLOSED = (types.CONNECTION_CLOSED,)
+REFRESH_S = 2.0
+"""Seconds for a server to list its tools again; then those that are known are used on."""
+TEXT_BYTES = HEADER_BYTES - MIB
+"""Upper bound of the texts of a result, which lie in the header of a frame."""
+_CLOSED = types.CONNECTION_CLOSED, "Connection closed"
+"""Code and message of the SDK's client where a connection has ended; servers use the code, too."""
 
 logger = logging.getLogger(__name__)
 
@@ -59,8 +65,11 @@ class CallError(Exception):
 class Child:
     """One MCP server: started at the first use, and again at the next use after its end."""
 
-    def __init__(self, server: ToolServer) -> None:
+    def __init__(self, server: ToolServer, tell: Callable[[str], None]) -> None:
+        """`tell` takes what the program wrote to its stderr before it ended, for the operator."""
         self.server = server
+        self._tell = tell
+        self._masks = Masks(server.secrets)
         self.rate = Rate(server.rate, server.per_s)
         self._task: asyncio.Task[None] | None = None
         self._ready: asyncio.Future[ClientSession] | None = None
@@ -73,34 +82,34 @@ class Child:
         """Return its tools as JSON, with bounded descriptions and schemas. Raises CallError."""
         if self._ready is not None and time.monotonic() - self._listed < LIST_S:
             return self._tools
-        session, cursor = await self._session(), None
-        found: list[dict[str, Any]] = []
-        with self._failures():
-            with anyio.fail_after(START_S):
-                while len(found) < MOST_TOOLS:
-                    params = types.PaginatedRequestParams(cursor=cursor)
-                    page = await session.list_tools(params=params)
-                    found += [_bounded(each) for each in page.tools]
-                    cursor = page.next_cursor
-                    if not cursor:
-                        break
-        self._tools, self._listed = found[:MOST_TOOLS], time.monotonic()
+        session = await self._session()
+        known = self._tools if self._listed >= 0 else []
+        try:
+            with self._failures(), anyio.fail_after(REFRESH_S if known else START_S):
+                self._tools = await _listed(session)
+        except CallError as error:
+            if error.kind != "timeout" or not known:
+                raise
+        self._listed = time.monotonic()
         return self._tools
 
     async def call(self, tool: str, arguments: dict[str, Any], progress: ProgressFnT) -> Frame:
         """Call a tool and return the frame of its result. Raises CallError."""
         session = await self._session()
         params = types.CallToolRequestParams(name=tool, arguments=arguments)
+        request = types.CallToolRequest(params=params)
+        try:  # what cannot be sent would end the connection, and so the calls of others
+            request.model_dump_json(by_alias=True).encode()
+        except (ValueError, RecursionError) as error:
+            text = f"the arguments cannot be sent: {error}"
+            raise CallError("tool", text[:DESCRIPTION_CHARS]) from None
         with self._failures():
             result = await session.send_request(  # `call_tool` would validate hostile schemas
-                types.CallToolRequest(params=params),
-                types.CallToolResult,
-                progress_callback=progress,
+                request, types.CallToolResult, progress_callback=progress
             )
         if result.is_error:
-            raise CallError(
-                "tool", "\n".join(_texts(result)) or "the tool failed, and says no more"
-            )
+            text = "\n".join(_texts(result))[:DESCRIPTION_CHARS]
+            raise CallError("tool", text or "the tool failed, and says no more")
         return _frame(result.content, result.structured_content)
 
     async def read(self, uri: str) -> Frame:
@@ -125,9 +134,9 @@ class Child:
         await asyncio.wait([ready], timeout=START_S)
         if not ready.done():
             self._end()
-            raise CallError("unavailable", self._words(f"it did not start within {START_S:g} s"))
+            raise self._unavailable(f"it did not start within {START_S:g} s")
         if (failure := ready.exception()) is not None:
-            raise CallError("unavailable", self._words(f"it cannot be started: {failure}"))
+            raise self._unavailable(f"it cannot be started: {failure}")
         return ready.result()
 
     async def _run(self, ready: asyncio.Future[ClientSession], stop: asyncio.Event) -> None:
@@ -165,28 +174,51 @@ class Child:
         try:
             yield
         except MCPError as error:
-            if error.error.code in _CLOSED:
+            if (error.error.code, error.error.message) == _CLOSED:
                 self._end()
-                raise CallError("unavailable", self._words("it has ended")) from None
+                raise self._unavailable("it has ended") from None
             late = error.error.code == types.REQUEST_TIMEOUT
-            raise CallError("timeout" if late else "tool", str(error)[:DESCRIPTION_CHARS]) from None
+            text = self._masks.masked(str(error)[:DESCRIPTION_CHARS])
+            raise CallError("timeout" if late else "tool", text) from None
         except ValidationError as error:
             text = f"the answer of {self.server.name} is not valid: {error}"
             raise CallError("tool", text[:DESCRIPTION_CHARS]) from None
         except TimeoutError:
-            raise CallError("timeout", self._words("it did not answer in time")) from None
+            text = f"the tool server {self.server.name} did not answer in time"
+            raise CallError("timeout", text) from None
         except Exception as error:  # noqa: BLE001  # a closed stream, or a failure of the client
             self._end()
-            raise CallError("unavailable", self._words(_innermost(error))) from None
+            raise self._unavailable(_innermost(error)) from None
 
     def _end(self) -> None:
         """End the server; the next use starts it again."""
         self._ready = None
         self._stop.set()
 
-    def _words(self, why: str) -> str:
-        wrote = f". It wrote: {self._stderr.text}" if self._stderr.text else ""
-        return f"the tool server {self.server.name} is not available: {why}{wrote}"
+    def _unavailable(self, why: str) -> CallError:
+        """Return the error of a server that has ended. Only the operator reads its stderr.
+
+        A program may write there what code must not see, such as its credentials.
+        """
+        why = self._masks.masked(why)
+        if wrote := self._masks.masked(self._stderr.text):
+            self._tell(f"{why}. It wrote: {wrote}")
+            why += "; what it wrote is in the log of kernel-mcp, for its operator"
+        text = f"the tool server {self.server.name} is not available: {why}"
+        return CallError("unavailable", text)
+
+
+async def _listed(session: ClientSession) -> list[dict[str, Any]]:
+    """Return the tools of a server as JSON, in the order of its pages."""
+    found: list[dict[str, Any]] = []
+    cursor: str | None = None
+    for _ in range(MOST_TOOLS):  # pages may be empty, and go on for ever
+        page = await session.list_tools(params=types.PaginatedRequestParams(cursor=cursor))
+        found += [_bounded(each) for each in page.tools]
+        cursor = page.next_cursor
+        if not cursor or len(found) >= MOST_TOOLS:
+            break
+    return found[:MOST_TOOLS]
 
 
 def _innermost(error: BaseException) -> str:
@@ -230,9 +262,10 @@ def _frame(content: Any, structured: Any) -> Frame:
             blobs.append(encoded)
             texts = [each for each in items if each.get("type") == "text"]
             header["result"]["content"] = [each for each in items if each not in texts]
-    size = sum(map(len, blobs))
-    if size > BLOB_BYTES:
-        raise CallError("tool", f"the result has {size:,} bytes, of at most {BLOB_BYTES:,}")
+    texts_bytes = len(json.dumps(header))
+    for size, most in ((sum(map(len, blobs)), BLOB_BYTES), (texts_bytes, TEXT_BYTES)):
+        if size > most:
+            raise CallError("tool", f"the result has {size:,} bytes, of at most {most:,}")
     return Frame(header, blobs)
 
 

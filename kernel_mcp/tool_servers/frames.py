@@ -20,8 +20,16 @@ BLOB_BYTES = 64 * MIB
 _LENGTH = 4
 
 
+MOST_VALUES = 200_000
+"""Values of a request's header: as many may take 100 MB of memory, and 0.1 s."""
+
+
 class FrameError(ValueError):
     """Raised when received bytes are no frame."""
+
+
+class TooManyValues(FrameError):
+    """Raised for a header with more than `MOST_VALUES` values, which is not decoded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +49,15 @@ class Frame:
 
 
 async def read_frame(
-    reader: asyncio.StreamReader, first: bytes = b"", blob_bytes: int = BLOB_BYTES
+    reader: asyncio.StreamReader,
+    first: bytes = b"",
+    blob_bytes: int = BLOB_BYTES,
+    *,
+    most_values: int | None = None,
 ) -> Frame | None:
     """Return the next frame, which begins with `first`; None at the end of the connection.
 
-    Raises FrameError, also for more than `blob_bytes` of blobs, and OSError.
+    Raises FrameError, also for more than `blob_bytes` of blobs, TooManyValues, and OSError.
     """
     try:
         start = first + await reader.readexactly(_LENGTH - len(first))
@@ -57,13 +69,18 @@ async def read_frame(
     if length > HEADER_BYTES:
         raise FrameError(f"a header of {length:,} bytes")
     try:
-        header = json.loads(await reader.readexactly(length))
+        text = await reader.readexactly(length)
+        if most_values is not None and sum(map(text.count, (b",", b"[", b"{"))) > most_values:
+            raise TooManyValues(f"a request with more than {most_values:,} values")
+        header = json.loads(text)
         if not isinstance(header, dict):
             raise FrameError("a header is no object")
         sizes = _sizes(header.pop("blobs", []), blob_bytes)
         blobs = [await reader.readexactly(size) for size in sizes]
     except asyncio.IncompleteReadError:
         raise FrameError("a frame was cut") from None
+    except FrameError:
+        raise
     except (ValueError, RecursionError) as reason:
         raise FrameError(f"a header cannot be read: {reason}") from None
     return Frame(header, blobs)

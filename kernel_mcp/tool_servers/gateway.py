@@ -18,6 +18,7 @@ Messages to the server:
         may this call run? `hash` is the SHA-256 of its arguments
     {"begins": call, "kernel": n, "tool": text, "hash": text}
     {"left": n, "kernel": n}             the calls of a kernel that has gone have ended
+    {"said": server, "text": text}       for the log: a server has ended, and what it wrote
     {"ends": call, "kernel": n, "end": text, "seconds": s, "bytes": n}
         for each call that has begun or asked; `end` is ok, cancelled or a kind of error
 """
@@ -35,11 +36,14 @@ import signal
 import socket
 import time
 from collections.abc import Awaitable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Any, NoReturn
 from weakref import WeakKeyDictionary
 
 from kernel_mcp.barriers import Barrier
 from kernel_mcp.config.tool_servers import ToolServer
+from kernel_mcp.linux.proc import tree
 from kernel_mcp.linux.process import keep_small
 from kernel_mcp.tool_servers.children import CallError, Child
 from kernel_mcp.tool_servers.frames import Frame, FrameError
@@ -59,8 +63,13 @@ SHOWN_CHARS = 300
 NAME_CHARS = 200
 LIST_WAIT_S = 2.0
 """Seconds for which a list waits for servers that are still starting."""
+_SUBREAPER = 36
+"""PR_SET_CHILD_SUBREAPER of <linux/prctl.h>: orphans of the programs become children of this."""
 PROGRESS_S = 0.1
 """Least time between two reports of progress of one call."""
+
+READ: Mapping[str, Any] = {"name": "resources/read", "annotations": {"readOnlyHint": True}}
+"""The reading of a resource, as a tool that the policy decides on."""
 
 logger = logging.getLogger(__name__)
 
@@ -180,8 +189,7 @@ class Gateway:
             if operation == "call":
                 await self._call(link, child, request, send)
             elif operation == "read" and isinstance(request.get("uri"), str):
-                call = self._begin(link, child, "", {"uri": request["uri"]})
-                await self._counted(link, call, child.read(request["uri"]), send)
+                await self._read(link, child, request["uri"], send)
             else:
                 raise FrameError("no request that is known")
         except CallError as error:
@@ -196,7 +204,8 @@ class Gateway:
             )
         key = link.principal, name
         if key not in self._children:
-            self._children[key] = Child(self._servers[name])
+            tell = partial(self._tell, name)
+            self._children[key] = Child(self._servers[name], tell)
         return self._children[key]
 
     async def _list(self, link: KernelLink, wanted: object) -> dict[str, Any]:
@@ -265,6 +274,14 @@ class Gateway:
 
         await self._counted(link, call, self._rated(child, name, arguments, progress), send)
 
+    async def _read(self, link: KernelLink, child: Child, uri: str, send: Send) -> None:
+        """Read a resource, which is decided like a call: an address can carry data to a server."""
+        arguments = {"uri": uri}
+        if self._verdict(link, child.server, READ) != "runs":
+            await self._ask(link, f"{child.server.name}.{READ['name']}", arguments)
+        call = self._begin(link, child, READ["name"], arguments)
+        await self._counted(link, call, child.read(uri), send)
+
     async def _rated(self, child: Child, *call: Any) -> Frame:
         await child.rate.wait()
         return await child.call(*call)
@@ -325,6 +342,10 @@ class Gateway:
         finally:
             self._send_end(link, number, end, time.monotonic() - began, size)
 
+    def _tell(self, name: str, text: str) -> None:
+        """Report to the operator what a tool server wrote."""
+        self._send({"said": name, "text": text})
+
     def _send_end(
         self, link: KernelLink, number: int, end: str, seconds: float = 0.0, size: int = 0
     ) -> None:
@@ -379,5 +400,9 @@ def main(argv: Sequence[str]) -> NoReturn:
     control = socket.socket(fileno=int(argv[0]))
     control.set_inheritable(False)
     _confine()
+    linux.prctl(_SUBREAPER, 1)
     asyncio.run(_serve(control))
+    for pid in [*tree(os.getpid())][1:]:  # what the programs have started, and left behind
+        with suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
     os._exit(0)

@@ -15,7 +15,13 @@ from contextlib import suppress
 from typing import Any, TypeAlias
 
 from kernel_mcp.barriers import Barrier
-from kernel_mcp.tool_servers.frames import Frame, FrameError, read_frame
+from kernel_mcp.tool_servers.frames import (
+    MOST_VALUES,
+    Frame,
+    FrameError,
+    TooManyValues,
+    read_frame,
+)
 from kernel_mcp.tool_servers.policy import CALLS
 from kernel_mcp.units import MIB
 
@@ -103,6 +109,9 @@ class KernelLink:
                 return
             try:
                 await self._answer_all(reader, writer)
+            except TooManyValues as reason:
+                error = {"kind": "tool", "text": f"{reason}; send fewer at once"}
+                writer.writelines(Frame({"error": error}).encoded())
             except (FrameError, OSError):
                 pass  # the kernel finds its connection closed
             finally:
@@ -125,7 +134,7 @@ class KernelLink:
         return streams
 
     async def _answer_all(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        frame = await read_frame(reader, blob_bytes=0)
+        frame = await read_frame(reader, blob_bytes=0, most_values=MOST_VALUES)
         if frame is None:  # closed without a request
             self._pause_s = min(max(2 * self._pause_s, _LEAST_PAUSE_S), _MOST_PAUSE_S)
             return
@@ -133,7 +142,7 @@ class KernelLink:
         self.dial()
         while frame is not None:
             first = await self._answer(frame, reader, writer)
-            frame = await read_frame(reader, first, blob_bytes=0)
+            frame = await read_frame(reader, first, 0, most_values=MOST_VALUES)
 
     async def _answer(
         self, frame: Frame, reader: asyncio.StreamReader, writer: asyncio.StreamWriter

@@ -7,6 +7,7 @@ The SDK's own transport copies what it has of a line with each 64 KiB of it: a r
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 from collections.abc import AsyncIterator
@@ -26,6 +27,8 @@ LINE_BYTES = 160 * MIB
 """Longest message of a program: structured results are in it twice, with escapes."""
 READ_BYTES = 256 * KIB
 STDERR_BYTES = 2 * KIB
+LAST_S = 1.0
+"""Seconds after the end of a program in which its last lines are read."""
 END_S = 2.0
 """Seconds for a program to end once its stdin is closed, and again once it is asked to."""
 _UNLIMITED = 'ulimit -S -v unlimited; exec "$@"'
@@ -70,8 +73,10 @@ async def program(server: ToolServer, stderr: StderrEnd) -> AsyncIterator[Transp
     assert process.stdin is not None
     assert process.stdout is not None
     assert process.stderr is not None
+    ended = anyio.Event()
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(_read, process.stdout, into)
+        tasks.start_soon(_watch, process.pid, ended)
+        tasks.start_soon(_read_until, ended, process.stdout, into)
         tasks.start_soon(_write, out, process.stdin, into)
         tasks.start_soon(stderr.read, process.stderr)
         try:
@@ -80,37 +85,86 @@ async def program(server: ToolServer, stderr: StderrEnd) -> AsyncIterator[Transp
             with anyio.CancelScope(shield=True):
                 received.close()
                 sent.close()
-                await _end(process)
+                await _end(process, ended)
+            # its pipes end now, unless others hold them
+            tasks.cancel_scope.deadline = anyio.current_time() + END_S
+
+
+async def _watch(pid: int, ended: anyio.Event) -> None:
+    """Set `ended` at the end of a program, even if others hold its stdout open."""
+    with suppress(ProcessLookupError):  # it has been reaped
+        fd = os.pidfd_open(pid)
+        try:
+            with anyio.CancelScope(shield=True):  # `_end` sees to its end
+                await anyio.wait_readable(fd)
+        finally:
+            os.close(fd)
+    ended.set()
+
+
+async def _read_until(
+    ended: anyio.Event,
+    stdout: asyncio.StreamReader,
+    into: MemoryObjectSendStream[SessionMessage | Exception],
+) -> None:
+    """Pass on lines until the end of stdout, or `LAST_S` after that of the program."""
+    async with into, anyio.create_task_group() as tasks:
+
+        async def read() -> None:
+            await _read(stdout, into)
             tasks.cancel_scope.cancel()
+
+        tasks.start_soon(read)
+        await ended.wait()
+        await anyio.sleep(LAST_S)
+        tasks.cancel_scope.cancel()
 
 
 async def _read(
     stdout: asyncio.StreamReader, into: MemoryObjectSendStream[SessionMessage | Exception]
 ) -> None:
-    """Pass on each line as a message, and close `into` at the end, or with a line that is too long.
+    """Pass on each line as a message, until the end or a line that cannot be answered.
 
     Read on when nobody takes messages any more, so that the program can end.
     """
     parts: list[bytes] = []
     held = 0
-    async with into:
-        while data := await stdout.read(READ_BYTES):
-            first, *others = data.split(b"\n")
-            parts.append(first)
-            held += len(first)
-            for each in others:
-                with suppress(anyio.BrokenResourceError):
-                    await into.send(_message(b"".join(parts)))
-                parts, held = [each], len(each)
-            if held > LINE_BYTES:
+    while data := await stdout.read(READ_BYTES):
+        first, *others = data.split(b"\n")
+        parts.append(first)
+        held += len(first)
+        for each in others:
+            message = _message(b"".join(parts))
+            if message is None:
                 return
+            with suppress(anyio.BrokenResourceError):
+                await into.send(message)
+            parts, held = [each], len(each)
+        if held > LINE_BYTES:
+            return
 
 
-def _message(line: bytes) -> SessionMessage | Exception:
+def _message(line: bytes) -> SessionMessage | Exception | None:
+    """Return the message in a line, and an exception for a line that is none, such as of a log.
+
+    An answer that is not valid becomes an error, so that its call ends. Return None for one whose
+    call is not known.
+    """
     try:
         return SessionMessage(types.jsonrpc_message_adapter.validate_json(line, by_name=False))
-    except ValueError as error:
+    except ValueError as reason:
+        error = reason
+    if b'"jsonrpc"' not in line:
         return error
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    number = row.get("id") if isinstance(row, dict) else None
+    if "method" in row or not isinstance(number, (int, str)):
+        return error
+    data = types.ErrorData(code=types.INTERNAL_ERROR, message="its answer is not valid")
+    return SessionMessage(types.JSONRPCError(jsonrpc="2.0", id=number, error=data))
 
 
 async def _write(
@@ -130,14 +184,21 @@ async def _write(
                 return
 
 
-async def _end(process: asyncio.subprocess.Process) -> None:
-    """Close the stdin of a program, then ask its process group to end, then kill that."""
+async def _end(process: asyncio.subprocess.Process, ended: anyio.Event) -> None:
+    """Close the stdin of a program, then ask it to end, then kill it and its process group."""
     assert process.stdin is not None
     process.stdin.close()
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        with anyio.move_on_after(END_S):
-            await process.wait()
-            break
+    with anyio.move_on_after(END_S) as late:
+        await ended.wait()
+    if late.cancelled_caught:
         with suppress(ProcessLookupError):
-            os.killpg(process.pid, number)
-    await process.wait()
+            os.killpg(process.pid, signal.SIGTERM)
+        with anyio.move_on_after(END_S):
+            await ended.wait()
+    with suppress(ProcessLookupError):  # also what it has started, as that holds its stdout
+        os.killpg(process.pid, signal.SIGKILL)
+    await ended.wait()
+    with anyio.move_on_after(
+        END_S
+    ):  # in some versions of Python others that hold its pipes delay it
+        await process.wait()

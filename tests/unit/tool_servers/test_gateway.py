@@ -20,6 +20,7 @@ import uvicorn
 from kernel_mcp.config.tool_servers import ToolServer
 from kernel_mcp.launch.tool_gateway import ToolGateway
 from kernel_mcp.linux.proc import WatchedProcess
+from kernel_mcp.tool_servers import children
 from kernel_mcp.tool_servers.frames import Frame, read_frame
 from kernel_mcp.tool_servers.kernels import CONNECTIONS, IN_FLIGHT_BYTES, KernelLink, Send
 from kernel_mcp.tool_servers.policy import CALLS, Rate
@@ -277,14 +278,20 @@ async def test_a_program_that_dies_is_started_again(tmp_path: Path) -> None:
         assert made.log.lines == ["started", "started"]
 
 
-async def test_a_program_that_cannot_be_started_is_named_with_its_stderr(tmp_path: Path) -> None:
-    wrong = ToolServer("crm", sys.executable, ("-c", "import nothing_of_this_name"))
+async def test_what_a_program_wrote_is_for_the_operator_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    code = "import os, sys; sys.exit('cannot log in with ' + os.environ['KEY'] + ' at the desk')"
+    secret = {"KEY": "sk-secret-12345"}
+    wrong = ToolServer("crm", sys.executable, ("-c", code), env=secret)
     async with gateway(tmp_path, server=wrong) as made, kernel(made, tmp_path) as one:
         failed = await one.call("list_customers")
         assert failed["kind"] == "unavailable"
-        assert "nothing_of_this_name" in failed["text"]
+        assert "in the log of kernel-mcp" in failed["text"]
         (row,) = (await one.ask(op="list")).header["servers"]
         assert "crm is not available" in row["error"]
+        assert "cannot log in" not in failed["text"] + row["error"]
+    assert "cannot log in with [KEY masked] at the desk" in caplog.text
 
 
 async def test_errors_of_a_tool_and_unknown_names_are_told_apart(tmp_path: Path) -> None:
@@ -513,3 +520,142 @@ async def test_calls_beyond_the_rate_of_a_server_wait() -> None:
     assert len(begun) == 2
     assert not calls[2].done()
     calls[2].cancel()
+
+
+RAW = """
+import json, os, subprocess, sys
+def say(line):
+    sys.stdout.write(line + chr(10)); sys.stdout.flush()
+def answer(number, result):
+    say(json.dumps({"jsonrpc": "2.0", "id": number, "result": result}))
+lists = 0
+for line in sys.stdin:
+    row = json.loads(line)
+    number, name = row.get("id"), row.get("params", {}).get("name")
+    begin = '{"jsonrpc": "2.0", "id": %s, "result": ' % json.dumps(number)
+    if row["method"] == "initialize":
+        about = {"name": "raw", "version": "1"}
+        version = row["params"]["protocolVersion"]
+        found = {"protocolVersion": version, "capabilities": {"tools": {}}}
+        answer(number, {**found, "serverInfo": about})
+    elif row["method"] == "tools/list":
+        lists += 1
+        if lists == 1:
+            tools = "good hang code long long_error orphan surrogate deep list".split()
+            schema = {"type": "object"}
+            answer(number, {"tools": [{"name": each, "inputSchema": schema} for each in tools]})
+    elif name == "code":
+        error = {"code": -32000, "message": "no such row"}
+        say(json.dumps({"jsonrpc": "2.0", "id": number, "error": error}))
+    elif name in ("long", "long_error"):
+        text = {"type": "text", "text": "x" * 9_000_000}
+        answer(number, {"content": [text], "isError": name == "long_error"})
+    elif name == "orphan":
+        subprocess.Popen(["sleep", "7777"]); os._exit(1)
+    elif name == "surrogate":
+        say(begin + '{"content": [{"type": "text", "text": "%sud800"}]}}' % chr(92))
+    elif name == "deep":
+        say(begin + "[" * 5000 + "]" * 5000 + "}")
+    elif name == "list":
+        say("a line of a log"); answer(number, [])
+    elif name == "good":
+        answer(number, {"content": [{"type": "text", "text": "good"}]})
+    elif number is not None and name != "hang":
+        error = {"code": -32601, "message": "no " + row["method"]}
+        say(json.dumps({"jsonrpc": "2.0", "id": number, "error": error}))
+"""
+
+
+def raw() -> ToolServer:
+    return ToolServer("crm", sys.executable, ("-c", RAW))
+
+
+@pytest.mark.parametrize(
+    ("tool", "kind", "words"),
+    [
+        ("code", "tool", "no such row"),
+        ("long", "tool", "bytes, of at most"),
+        ("long_error", "tool", "xxx"),
+        ("surrogate", "tool", "not valid"),
+        ("list", "tool", "not valid"),
+        ("deep", "unavailable", "it has ended"),
+        ("orphan", "unavailable", "it has ended"),
+    ],
+)
+async def test_an_odd_answer_ends_its_call_alone(
+    tmp_path: Path, tool: str, kind: str, words: str
+) -> None:
+    async with gateway(tmp_path, "*", server=raw()) as made, kernel(made, tmp_path) as one:
+        await one.call("good")
+        open_call = await one.connection()
+        open_call.send(op="call", server="crm", tool="hang", arguments={})
+        failed = await one.call(tool)
+        assert failed["kind"] == kind
+        assert words in failed["text"]
+        assert len(failed["text"]) <= 4000
+        if kind == "tool":
+            names = [name for name, _ in one.session.begun]
+            assert names == ["crm.good", "crm.hang", f"crm.{tool}"]
+            assert {"cancelled", "unavailable"}.isdisjoint(one.session.ended)
+        assert (await one.call("good"))["content"][0]["text"] == "good"
+
+
+@pytest.mark.parametrize("odd", ["deep", "surrogate"])
+async def test_arguments_that_cannot_be_sent_end_no_program(tmp_path: Path, odd: str) -> None:
+    value: Any = "\ud800"
+    if odd == "deep":
+        value = {}
+        for _ in range(400):
+            value = {"a": value}
+    async with gateway(tmp_path, "*") as made, kernel(made, tmp_path) as one:
+        waits = await one.connection()
+        waits.send(op="call", server="crm", tool="wait_long", arguments={})
+        await made.log.seen("waits")
+        failed = await one.call("rename", customer=1, name=value)
+        assert failed["kind"] == "tool"
+        assert "cannot be sent" in failed["text"]
+        assert made.log.lines == ["started", "waits"]
+        assert one.session.ended == ["tool"]
+
+
+async def test_a_request_of_millions_of_values_is_refused(tmp_path: Path) -> None:
+    async with gateway(tmp_path, "*") as made, kernel(made, tmp_path) as one:
+        failed = await one.call("rename", customer=[{}] * 300_000, name="x")
+        assert "more than 200,000 values" in failed["text"]
+        assert (await one.call("list_orders", customer=1))["structured"]
+
+
+async def test_reading_a_resource_takes_the_same_permission_as_a_call(tmp_path: Path) -> None:
+    uri = "crm://notes/secret-of-the-session"
+    for trust, allowed, kind in (
+        ("", (), "refused"),
+        ("", ("crm.list_*",), "refused"),
+        ("read-only", (), "tool"),
+        ("", ("crm.*",), "tool"),
+    ):
+        folder = tmp_path / f"{trust}{len(allowed)}{kind}{'*' in allowed}{allowed}".replace(
+            "/", "_"
+        )
+        folder.mkdir()
+        server = program(folder / "log", trust=trust)
+        async with gateway(folder, *allowed, server=server) as made, kernel(made, folder) as one:
+            answer = await one.ask(op="read", server="crm", uri=uri)
+            assert answer.header["error"]["kind"] == kind, answer.header
+            if kind == "refused":
+                assert one.session.asked == [("crm.resources/read", json.dumps({"uri": uri}))]
+            else:
+                assert one.session.begun[0][0] == "crm.resources/read"
+
+
+async def test_a_known_list_is_used_while_a_server_does_not_list_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(children, "LIST_S", 0.0)
+    monkeypatch.setattr(children, "REFRESH_S", 0.1)
+    child = children.Child(raw(), lambda _text: None)
+    try:
+        first = await child.tools()
+        assert len(first) == 9
+        assert await child.tools() == first
+    finally:
+        await child.aclose()
