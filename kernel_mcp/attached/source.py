@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -161,10 +162,14 @@ class RemoteSource:
 
 
 def _connect(connection: ConnectionFile, ends: list[socket.socket]) -> None:
-    """Append sockets of shell, control, iopub and stdin. Blocks; raises OSError."""
-    ports = connection.shell_port, connection.control_port, connection.iopub_port
-    for port in (*ports, connection.stdin_port):
+    """Append sockets of shell, control, iopub, and stdin if there is one.
+
+    Blocks; raises OSError.
+    """
+    for port in (connection.shell_port, connection.control_port, connection.iopub_port):
         ends.append(_connected(connection, port))  # noqa: PERF401 - what is open is closed
+    with suppress(OSError):
+        ends.append(_connected(connection, connection.stdin_port))
 
 
 def _connected(connection: ConnectionFile, port: int) -> socket.socket:

@@ -22,7 +22,7 @@ _HELPER = "kernel_mcp.network.namespace_connections"
 async def connections(
     process: ConfinedProcess, connection: ConnectionInfo, timeout_s: float
 ) -> tuple[socket.socket, ...]:
-    """Connect to shell, control, iopub and stdin of a starting kernel, once it listens.
+    """Connect to shell, control, iopub and, if it has one, stdin of a kernel, once it listens.
 
     Loopback addresses are those of the kernel's own network. Waits for at most `timeout_s` seconds.
     Raises LaunchError with the kernel's last output.

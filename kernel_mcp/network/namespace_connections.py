@@ -7,31 +7,40 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 import socket
 import time
 from collections.abc import Sequence
+from typing import TypeAlias, overload
 
 from kernel_specs import linux
+
+Address: TypeAlias = "str | list[str | int]"
 
 _NS_GET_USERNS = 0xB701  # <linux/nsfs.h>
 PAUSE_S = 0.01
 """Seconds between attempts: nothing reports that another process listens."""
+LAST_TRIES = 50
+"""Attempts for the last address: that of stdin, which a kernel may lack."""
 
 
 def main(argv: Sequence[str]) -> int:
     """Connect to all addresses, and send the connections over the socket `argv[1]`.
 
     `argv[2]` is a JSON list of addresses: paths, or pairs of host and port. For pairs the program
-    enters the network namespace of descriptor `argv[0]`. It retries until it is killed. Returns the
-    exit status.
+    enters the network namespace of descriptor `argv[0]`. It retries until it is killed; the last
+    address, after the others, only `LAST_TRIES` times. It is left out if nobody listens there.
+    Returns the exit status.
     """
-    namespace, way, addresses = int(argv[0]), int(argv[1]), json.loads(argv[2])
+    namespace, way = int(argv[0]), int(argv[1])
+    *addresses, last = json.loads(argv[2])
     if namespace >= 0:
         if os.geteuid() != 0:
             linux.setns(fcntl.ioctl(namespace, _NS_GET_USERNS), linux.CLONE_NEWUSER)
         linux.setns(namespace, linux.CLONE_NEWNET)
     made = [_connected(each) for each in addresses]
+    made += filter(None, [_connected(last, LAST_TRIES)])
     with socket.socket(fileno=os.dup(way)) as line:
         socket.send_fds(line, [b"connections"], [each.fileno() for each in made])
     return 0
@@ -46,7 +55,12 @@ def _connect_to_path(end: socket.socket, path: str) -> None:
         os.close(found)
 
 
-def _connected(address: str | list[str | int]) -> socket.socket:
+@overload
+def _connected(address: Address) -> socket.socket: ...
+@overload
+def _connected(address: Address, tries: int) -> socket.socket | None: ...
+def _connected(address: Address, tries: float = math.inf) -> socket.socket | None:
+    """Return a connected socket; None if nobody listens at any of so many attempts."""
     family, other = socket.AF_INET, address
     if isinstance(address, str):
         family, other = socket.AF_UNIX, ":".join(address.rsplit("-", 1))
@@ -60,6 +74,9 @@ def _connected(address: str | list[str | int]) -> socket.socket:
         except (ConnectionRefusedError, FileNotFoundError):
             end.close()
             address, other = other, address  # tslab names its sockets FOLDER/k:1, others k-1
+            tries -= 1
+            if tries <= 0:
+                return None
             time.sleep(PAUSE_S)
         else:
             return end

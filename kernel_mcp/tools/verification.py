@@ -170,7 +170,7 @@ def register(box: Toolbox, services: ToolContext) -> None:
             raise
         if not present.done.is_set():
             return notice_result(f"{present.doing}. Call verify again to follow; interrupt stops.")
-        del running[found.handle]
+        running.pop(found.handle, None)  # another call may have followed it, too
         if present.failure is not None:
             raise present.failure
         assert present.report is not None

@@ -85,6 +85,21 @@ async def test_the_session_and_its_files_stay_as_they_are(servers: Servers) -> N
         assert listing.text.count('"session"') <= 2, listing.text
 
 
+async def test_two_calls_that_follow_it_get_the_same_answer(servers: Servers) -> None:
+    async with servers.agent() as notebook:
+        await notebook.run("x = 41")
+        await notebook.run("x + 1")
+        said: list[str] = []
+
+        async def follow() -> None:
+            said.append((await notebook.call("verify")).text)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(follow)
+            tasks.start_soon(follow)
+        assert [text for text in said if "Reproduced: 2 of 2 cells" in text] == said
+
+
 async def test_it_goes_on_in_the_background_and_interrupt_stops_it(servers: Servers) -> None:
     async with servers.agent("--allow", "*") as notebook:
         await notebook.run("import time")

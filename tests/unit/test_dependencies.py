@@ -29,9 +29,10 @@ DISTRIBUTIONS = {
     "zmq": "pyzmq",
 }
 """Distributions whose module has another name."""
-OURS = {"kernel_mcp", "kernel_specs"}
+OURS = {"kernel_mcp", "kernel_specs", "mcp_tools", "tools"}
 OF_EXTRAS = {
     "kernel_mcp/fleet": "fleet",
+    "kernel_mcp/fleet/metrics.py": "http",
     "kernel_mcp/lab": "lab",
     "kernel_mcp/telemetry/metrics.py": "http",
 }
