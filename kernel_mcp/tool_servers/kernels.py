@@ -111,7 +111,7 @@ class KernelLink:
                 await self._answer_all(reader, writer)
             except TooManyValues as reason:
                 error = {"kind": "tool", "text": f"{reason}; send fewer at once"}
-                writer.writelines(Frame({"error": error}).encoded())
+                writer.write(Frame({"error": error}).encoded()[0])
             except (FrameError, OSError):
                 pass  # the kernel finds its connection closed
             finally:
@@ -159,7 +159,8 @@ class KernelLink:
                 raise FrameError("results are not read")
             self.in_flight += size
             try:
-                writer.writelines(parts)
+                for each in parts:  # `writelines` of Python 3.12 makes no `drain` wait
+                    writer.write(each)
                 await writer.drain()
             finally:
                 self.in_flight -= size

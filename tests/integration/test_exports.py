@@ -6,7 +6,9 @@ import base64
 import hashlib
 import io
 import json
+import os
 import subprocess
+import sys
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -96,7 +98,10 @@ async def fetched(notebook: Agent, path: str) -> bytes:
 def run_elsewhere(script: Path) -> list[str]:
     """Return the lines that an exported script prints in an environment of its own."""
     command = [uv.find_uv_bin(), "run", "--quiet", "--locked", script.name]
-    ran = subprocess.run(command, cwd=script.parent, capture_output=True, text=True, check=False)
+    here = {**os.environ, "UV_PYTHON": os.path.realpath(sys.executable)}  # uv would fetch another
+    ran = subprocess.run(
+        command, cwd=script.parent, capture_output=True, text=True, check=False, env=here
+    )
     assert ran.returncode == 0, ran.stderr
     return ran.stdout.splitlines()
 

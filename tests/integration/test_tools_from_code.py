@@ -22,8 +22,9 @@ from tests.unit.guest.importable.gateway import Gateway
 pytestmark = [pytest.mark.anyio]
 
 CALLS = """
-import asyncio, os
+import asyncio, os, warnings
 import tools
+warnings.simplefilter("ignore")  # of a fork beside threads
 from tools import crm
 
 print(crm.echo(a=1), tools is __import__("mcp_tools"), list(tools.servers()))
@@ -114,11 +115,14 @@ async def test_errors_show_no_frames_of_ours_and_descriptions_are_shown() -> Non
             run = book.kernel.submit("from tools import crm\ncrm.answer()", lambda event: None)
             await run.finished.wait()
             assert run.failure is not None
-            assert run.failure.traceback == (
-                "Traceback (most recent call last):",
-                "  Cell In[1], line 2, in <module>\n    crm.answer()",
-                "mcp_tools.ToolRefused: no",
-            )
+            first, frame, last = run.failure.traceback
+            assert first == "Traceback (most recent call last):"
+            # Python 3.13 marks the call with carets
+            assert frame.splitlines()[:2] == [
+                "  Cell In[1], line 2, in <module>",
+                "    crm.answer()",
+            ]
+            assert last == "mcp_tools.ToolRefused: no"
             shown = await book.run("crm.list_orders?\nhelp(crm.list_orders)")
             assert "Newest first." in shown.text
             made.close()

@@ -555,7 +555,7 @@ for line in sys.stdin:
     elif name == "surrogate":
         say(begin + '{"content": [{"type": "text", "text": "%sud800"}]}}' % chr(92))
     elif name == "deep":
-        say(begin + "[" * 5000 + "]" * 5000 + "}")
+        say(begin + "[" * 200_000 + "]" * 200_000 + "}")
     elif name == "list":
         say("a line of a log"); answer(number, [])
     elif name == "good":
