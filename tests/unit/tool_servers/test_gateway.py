@@ -26,7 +26,11 @@ from kernel_mcp.tool_servers.kernels import CONNECTIONS, IN_FLIGHT_BYTES, Kernel
 from kernel_mcp.tool_servers.policy import CALLS, Rate
 from tests import crm
 
-pytestmark = pytest.mark.anyio
+pytestmark = [
+    pytest.mark.anyio,
+    # the gateway connects again while a test ends, and nobody takes that connection
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
 anyio_backend = pytest.fixture(lambda: "asyncio")
 
 SECONDS = 60.0
