@@ -8,12 +8,12 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager, suppress
+import threading
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import anyio
 import pytest
 import uvicorn
 
@@ -26,11 +26,7 @@ from kernel_mcp.tool_servers.kernels import CONNECTIONS, IN_FLIGHT_BYTES, Kernel
 from kernel_mcp.tool_servers.policy import CALLS, Rate
 from tests import crm
 
-pytestmark = [
-    pytest.mark.anyio,
-    # the gateway connects again while a test ends, and nobody takes that connection
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
+pytestmark = pytest.mark.anyio
 anyio_backend = pytest.fixture(lambda: "asyncio")
 
 SECONDS = 60.0
@@ -81,15 +77,33 @@ class Kernel:
         self.waiting: asyncio.Queue[Connection] = asyncio.Queue()
         self.opened: list[Connection] = []
 
-    async def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.opened.append(Connection(reader, writer))
-        await self.waiting.put(self.opened[-1])
+    @asynccontextmanager
+    async def listening(self) -> AsyncIterator[None]:
+        """Take connections inside the block, and close all of them at its end."""
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(self.path))
+            listener.listen()
+            listener.setblocking(False)
+            loop, taking = asyncio.get_running_loop(), set[asyncio.Task[None]]()
 
-    async def aclose(self) -> None:
-        await settled()  # a connection may be on its way
-        for each in self.opened:
-            each.writer.transport.abort()
-        await settled()
+            def accept() -> None:  # at once: a cancelled `sock_accept` may lose a connection
+                taken, _ = listener.accept()
+                taking.add(loop.create_task(self._take(taken)))
+
+            loop.add_reader(listener, accept)
+            try:
+                yield
+            finally:
+                loop.remove_reader(listener)
+                await asyncio.gather(*taking)
+                for each in self.opened:
+                    each.writer.transport.abort()
+                    with suppress(OSError):
+                        await each.writer.wait_closed()
+
+    async def _take(self, taken: socket.socket) -> None:
+        self.opened.append(Connection(*await asyncio.open_unix_connection(sock=taken)))
+        self.waiting.put_nowait(self.opened[-1])
 
     async def connection(self) -> Connection:
         return await asyncio.wait_for(self.waiting.get(), SECONDS)
@@ -104,12 +118,6 @@ class Kernel:
     async def call(self, tool: str, **arguments: Any) -> Any:
         answer = await self.ask(op="call", server="crm", tool=tool, arguments=arguments)
         return answer.header.get("result") or answer.header["error"]
-
-
-async def settled() -> None:
-    """Wait until all tasks wait, but not for those of a server that always has work."""
-    with anyio.move_on_after(1.0):
-        await anyio.wait_all_tasks_blocked()
 
 
 class Connection:
@@ -189,16 +197,14 @@ async def kernel(
 ) -> AsyncIterator[Kernel]:
     one = Kernel(folder / name)
     one.session.gateway = made
-    listening = await asyncio.start_unix_server(one.accept, one.path)
     servers = facts.get("servers", ["crm"])
     always = facts.get("always", [])
-    one.number = made.connect(str(one.path), principal, servers, always, one.session)
-    try:
-        yield one
-    finally:
-        made.disconnect(one.number)
-        listening.close()
-        await one.aclose()
+    async with one.listening():
+        one.number = made.connect(str(one.path), principal, servers, always, one.session)
+        try:
+            yield one
+        finally:
+            made.disconnect(one.number)
 
 
 async def test_customers_and_their_orders_are_joined(tmp_path: Path) -> None:
@@ -347,21 +353,19 @@ async def test_results_that_are_not_read_are_bounded(tmp_path: Path) -> None:
         await send(Frame({}, [large]))
 
     one = Kernel(tmp_path / "k")
-    listening = await asyncio.start_unix_server(one.accept, one.path)
-    link = KernelLink(1, str(one.path), "", frozenset(), set(), answer)
-    link.dial()
-    waiting = []
-    for _ in range(4):  # the fourth is beyond the bound, with its header and with what is sent
-        waiting.append(await one.connection())
-        waiting[-1].send()
-    ends = [asyncio.ensure_future(read_frame(each.reader)) for each in waiting[3:]]
-    assert await asyncio.wait_for(ends[0], SECONDS) is None
-    first = await asyncio.wait_for(read_frame(waiting[0].reader), SECONDS)
-    assert first is not None
-    assert first.blobs == [large]
-    await link.aclose()
-    listening.close()
-    await one.aclose()
+    async with one.listening():
+        link = KernelLink(1, str(one.path), "", frozenset(), set(), answer)
+        link.dial()
+        waiting = []
+        for _ in range(4):  # the fourth is beyond the bound, with its header and with what is sent
+            waiting.append(await one.connection())
+            waiting[-1].send()
+        ends = [asyncio.ensure_future(read_frame(each.reader)) for each in waiting[3:]]
+        assert await asyncio.wait_for(ends[0], SECONDS) is None
+        first = await asyncio.wait_for(read_frame(waiting[0].reader), SECONDS)
+        assert first is not None
+        assert first.blobs == [large]
+        await link.aclose()
 
 
 async def test_a_kernel_has_few_connections_and_one_ahead(tmp_path: Path) -> None:
@@ -443,9 +447,9 @@ async def test_the_program_has_no_variables_of_the_server_but_a_few(
         assert "KEY_OF_THE_SERVER" not in found
 
 
-@asynccontextmanager
-async def http_server() -> AsyncIterator[tuple[str, list[str]]]:
-    """The customers on streamable HTTP: its address, and the keys of its requests."""
+@contextmanager
+def http_server() -> Iterator[tuple[str, list[str]]]:
+    """The customers on streamable HTTP, in a thread: its address, and the keys of its requests."""
     keys: list[str] = []
     app = crm.crm.streamable_http_app()
 
@@ -456,17 +460,19 @@ async def http_server() -> AsyncIterator[tuple[str, list[str]]]:
 
     listening = socket.create_server(("127.0.0.1", 0))
     server = uvicorn.Server(uvicorn.Config(noting, log_level="error"))
-    serving = asyncio.ensure_future(server.serve([listening]))
-    yield f"http://127.0.0.1:{listening.getsockname()[1]}/mcp", keys
-    server.should_exit = True
-    await serving
+    serving = threading.Thread(target=server.run, args=([listening],))
+    serving.start()
+    try:
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}/mcp", keys
+    finally:
+        server.should_exit = True
+        serving.join()
 
 
-@pytest.mark.ways
 async def test_a_server_on_http_is_sent_its_headers_and_long_results_are_taken(
     tmp_path: Path,
 ) -> None:
-    async with http_server() as (url, keys):
+    with http_server() as (url, keys):
         address = ToolServer("crm", url=url, headers={"X-Key": "secret"})
         async with (
             gateway(tmp_path, "*", server=address) as made,
@@ -482,7 +488,7 @@ async def test_a_server_on_http_is_sent_its_headers_and_long_results_are_taken(
         (tmp_path / "other").mkdir()
         async with (
             gateway(tmp_path / "other", server=nobody) as made,
-            kernel(made, tmp_path) as one,
+            kernel(made, tmp_path / "other") as one,
         ):
             assert (await one.call("list_orders"))["kind"] == "unavailable"
 
